@@ -1,0 +1,1 @@
+"""Pagemill: ragged batches for TPU attention, planned and proved in C++."""

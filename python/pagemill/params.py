@@ -1,0 +1,40 @@
+"""Option bundles of the attention ops, as frozen dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionParams:
+    """What attention computes; static under jit.
+
+    Attributes:
+      sm_scale: factor on the logits ``q . k``.
+      causal: a query sees keys at positions up to its own. Query ``i`` of a
+        sequence stands at position ``kv_len - q_len + i``.
+      sliding_window: number of keys a query keeps, itself included; None keeps
+        all. Applies on the left of the query's position, causal or not.
+      soft_cap: ``soft_cap * tanh(logit / soft_cap)``, applied before masking;
+        None leaves the logits as they are.
+    """
+
+    sm_scale: float
+    causal: bool = True
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """How a TPU kernel cuts its work; None means a fitted value.
+
+    Attributes:
+      num_kv_pages_per_block: KV pages fetched and computed at a time.
+      num_queries_per_block: query tokens computed at a time.
+      vmem_limit_bytes: VMEM the compiler may use.
+    """
+
+    num_kv_pages_per_block: int | None = None
+    num_queries_per_block: int | None = None
+    vmem_limit_bytes: int | None = None
