@@ -1,0 +1,1 @@
+"""Attention ops and their TPU kernels."""

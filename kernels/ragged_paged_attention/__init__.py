@@ -1,0 +1,1 @@
+"""Ragged paged attention: spec, reference, TPU kernel and CPU call."""

@@ -1,0 +1,168 @@
+"""One primitive per op, lowered to each platform's own implementation.
+
+``implementation=None`` leaves the choice to the platform a program is lowered
+for, so that one traced function compiles for CPU and TPU alike. An explicit
+one never falls back to another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from pagemill import _core
+from pagemill.errors import PagemillError, UnsupportedError
+
+Implementation = Literal["tpu", "cpu", "xla", "interpret"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("tpu", "cpu", "xla", "interpret")
+
+
+@functools.cache
+def register_ffi_targets() -> None:
+    """Makes the native handlers known to XLA's CPU platform."""
+    for name, capsule in _core.registrations().items():
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementations:
+    """An op's functions, all of the same signature and result."""
+
+    cpu: Callable[..., jax.Array]
+    tpu: Callable[..., jax.Array]
+    xla: Callable[..., jax.Array]
+    interpret: Callable[..., jax.Array]
+
+
+def make_op(
+    name: str, implementations: Implementations
+) -> Callable[..., jax.Array]:
+    """An op whose result is shaped like its first operand.
+
+    Args:
+      name: of the primitive.
+      implementations: called with the operands and keyword options; options
+        are hashable.
+
+    Returns:
+      A function of the operands, ``implementation`` and the options.
+    """
+    primitive = jex_core.Primitive(name)
+
+    # The operand's own aval: it also carries how the value varies over a mesh.
+    primitive.def_abstract_eval(lambda first, *_, **__: first)
+    primitive.def_impl(functools.partial(_run_compiled, primitive.bind))
+
+    def lower(platform: Implementation, run: Callable[..., jax.Array]) -> Any:
+        def rule(
+            *operands: Any, implementation: Implementation | None, **options: Any
+        ) -> jax.Array:
+            if implementation not in (None, platform):
+                raise UnsupportedError(_wrong_platform(name, implementation))
+            return run(*operands, **options)
+
+        return mlir.lower_fun(rule, multiple_results=False)
+
+    mlir.register_lowering(primitive, lower("xla", implementations.xla))
+    for platform in ("cpu", "tpu"):
+        rule = lower(platform, getattr(implementations, platform))
+        mlir.register_lowering(primitive, rule, platform=platform)
+    batching.primitive_batchers[primitive] = functools.partial(
+        _one_by_one, primitive
+    )
+    ad.primitive_jvps[primitive] = functools.partial(_no_gradient, name)
+
+    def op(
+        *operands: jax.Array,
+        implementation: Implementation | None,
+        **options: Any,
+    ) -> jax.Array:
+        if implementation in ("xla", "interpret"):
+            run = getattr(implementations, implementation)
+            return _run_compiled(run, *operands, **options)
+        return primitive.bind(
+            *operands, implementation=implementation, **options
+        )
+
+    return op
+
+
+def check_implementation(implementation: Any) -> None:
+    """Refuses a name that is not one of IMPLEMENTATIONS.
+
+    Raises:
+      PagemillError: for any other value.
+    """
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise PagemillError(
+            f"implementation={implementation!r} must be None or one of "
+            f"{', '.join(map(repr, IMPLEMENTATIONS))}. "
+            "None takes the platform's own."
+        )
+
+
+def _run_compiled(
+    run: Callable[..., jax.Array], *operands: Any, **options: Any
+) -> jax.Array:
+    """An op called outside of jit is a program of its own."""
+    return _compiled(run, tuple(sorted(options.items())))(*operands)
+
+
+@functools.cache
+def _compiled(
+    run: Callable[..., jax.Array], options: tuple[tuple[str, Any], ...]
+) -> Callable[..., jax.Array]:
+    return jax.jit(functools.partial(run, **dict(options)))
+
+
+def _wrong_platform(name: str, implementation: str) -> str:
+    needs = {
+        "tpu": "a TPU (or lowering for one ahead of time)",
+        "cpu": "JAX's CPU platform",
+    }[implementation]
+    return (
+        f"{name}: implementation={implementation!r} needs {needs}, and this "
+        "program is lowered for another platform. Pass implementation=None to "
+        "take the platform's own, or 'interpret' to run the TPU kernel on a "
+        "CPU."
+    )
+
+
+def _one_by_one(
+    primitive: jex_core.Primitive, operands: Any, dims: Any, **options: Any
+) -> tuple[jax.Array, int]:
+    """vmap: the examples run one after the other."""
+    mapped = [
+        operand if dim is batching.not_mapped else jax.numpy.moveaxis(operand, dim, 0)
+        for operand, dim in zip(operands, dims, strict=True)
+    ]
+
+    def one(index: jax.Array) -> Any:
+        return primitive.bind(
+            *(
+                operand if dim is batching.not_mapped else operand[index]
+                for operand, dim in zip(mapped, dims, strict=True)
+            ),
+            **options,
+        )
+
+    size = next(
+        operand.shape[0]
+        for operand, dim in zip(mapped, dims, strict=True)
+        if dim is not batching.not_mapped
+    )
+    return jax.lax.map(one, jax.numpy.arange(size)), 0
+
+
+def _no_gradient(name: str, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        f"{name} serves inference and has no gradient. "
+        "Differentiate a training attention instead, or stop_gradient its "
+        "operands."
+    )

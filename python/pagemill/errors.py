@@ -1,0 +1,98 @@
+"""What Pagemill raises.
+
+Every message says name=value, the rule it breaks, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagemill import _core
+
+_MAX_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One broken rule of a call's arguments, found without their values.
+
+    Attributes:
+      argument: the argument at fault.
+      message: one sentence with names and values.
+      remedy: what to do about it.
+    """
+
+    argument: str
+    message: str
+    remedy: str
+
+
+class PagemillError(ValueError):
+    """Wrong input.
+
+    Attributes:
+      violations: every fault found, in order; each has at least ``message``
+        and ``remedy``. Those of a batch's values also have ``code``,
+        ``sequence``, ``index``, ``value`` and ``limit``.
+    """
+
+    violations: tuple[Problem | _core.Violation, ...]
+
+    def __init__(
+        self,
+        message: str,
+        violations: Iterable[Problem | _core.Violation] = (),
+    ) -> None:
+        super().__init__(message)
+        self.violations = tuple(violations)
+
+
+class SpecError(PagemillError):
+    """Shapes, dtypes or options of a call do not fit the op's spec."""
+
+    def __init__(self, op: str, problems: Sequence[Problem]) -> None:
+        super().__init__(_format(op, problems), problems)
+        self.op = op
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.op, list(self.violations))
+
+
+class CapacityError(RuntimeError):
+    """The page pool cannot serve a request that is otherwise right.
+
+    Nothing was changed; close or preempt sequences and plan again.
+
+    Attributes:
+      need: pages that the request needs.
+      free: pages that were free.
+    """
+
+    def __init__(self, message: str, *, need: int = 0, free: int = 0) -> None:
+        super().__init__(message)
+        self.need = need
+        self.free = free
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _capacity_error, (str(self), self.need, self.free)
+
+
+class UnsupportedError(NotImplementedError):
+    """The chosen implementation cannot run here, or not with these options."""
+
+
+def _capacity_error(message: str, need: int, free: int) -> CapacityError:
+    return CapacityError(message, need=need, free=free)
+
+
+def _format(op: str, problems: Sequence[Problem]) -> str:
+    first, *others = problems
+    lines = [f"{first.message} {first.remedy}"]
+    lines += [f"  also: {p.message} {p.remedy}" for p in others[:_MAX_SHOWN]]
+    if len(others) > _MAX_SHOWN:
+        lines.append(f"  and {len(others) - _MAX_SHOWN} more.")
+    lines.append(f"  (arguments of {op})")
+    return "\n".join(lines)

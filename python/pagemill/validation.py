@@ -1,0 +1,137 @@
+"""validate(): proves a batch's values, on the host, in C++."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from pagemill import _core
+from pagemill.batch import ARRAYS, RaggedBatch
+from pagemill.errors import PagemillError
+
+CheckCode = _core.CheckCode
+
+_LEVELS = {"structure": _core.Level.STRUCTURE, "full": _core.Level.FULL}
+
+
+def validate(
+    batch: RaggedBatch | None = None,
+    *,
+    kv_lens: Any = None,
+    page_indices: Any = None,
+    cu_q_lens: Any = None,
+    num_seqs: Any = None,
+    distribution: Any = None,
+    page_size: int | None = None,
+    total_num_pages: int | None = None,
+    max_num_tokens: int | None = None,
+    level: Literal["structure", "full"] = "full",
+) -> None:
+    """Checks every invariant of a batch and names all that are broken.
+
+    Takes a :class:`RaggedBatch`, or the bare arrays and sizes that make one.
+    Arrays on the host (numpy, jax on CPU) are read in place.
+
+    Args:
+      batch: the batch; excludes the arguments that follow.
+      kv_lens: i32[max_num_seqs], lengths including this step's tokens.
+      page_indices: i32[max_num_seqs, pages_per_seq].
+      cu_q_lens: i32[max_num_seqs + 1].
+      num_seqs: i32[1] or an int.
+      distribution: i32[3] or None.
+      page_size: tokens per page.
+      total_num_pages: pages in the KV cache.
+      max_num_tokens: rows of the token buffer.
+      level: ``"structure"`` checks lengths, order, ranges and capacities;
+        ``"full"`` also page ownership (a page written this step belongs to one
+        sequence, shared pages are read only) and that decode and prefill
+        ranges hold what they say.
+
+    Raises:
+      PagemillError: with every violation, in order, in ``.violations``.
+    """
+    if level not in _LEVELS:
+        raise PagemillError(
+            f"level={level!r} must be one of {sorted(_LEVELS)}. "
+            "Pass level='full' unless ownership is known to hold."
+        )
+    bare = {
+        "kv_lens": kv_lens,
+        "page_indices": page_indices,
+        "cu_q_lens": cu_q_lens,
+        "num_seqs": num_seqs,
+        "distribution": distribution,
+        "page_size": page_size,
+        "total_num_pages": total_num_pages,
+        "max_num_tokens": max_num_tokens,
+    }
+    if batch is None:
+        batch = _make_batch(bare)
+    else:
+        _refuse_both(batch, bare)
+    _refuse_tracers(batch)
+    violations = _core.validate(
+        _host(batch.kv_lens),
+        _host(batch.page_indices),
+        _host(batch.cu_q_lens),
+        int(_host(batch.num_seqs)[0]),
+        None if batch.distribution is None else _host(batch.distribution),
+        page_size=batch.page_size,
+        total_num_pages=batch.total_num_pages,
+        max_num_tokens=batch.max_num_tokens,
+        level=_LEVELS[level],
+    )
+    if violations:
+        raise PagemillError(_core.format_violations(violations), violations)
+
+
+def _make_batch(bare: dict[str, Any]) -> RaggedBatch:
+    missing = [
+        name
+        for name, value in bare.items()
+        if value is None and name != "distribution"
+    ]
+    if missing:
+        raise PagemillError(
+            f"validate() lacks {', '.join(missing)}. "
+            "Pass a RaggedBatch, or all arrays and sizes by name."
+        )
+    if np.ndim(bare["num_seqs"]) == 0:
+        bare["num_seqs"] = np.asarray([bare["num_seqs"]])
+    return RaggedBatch(**bare)
+
+
+def _refuse_both(batch: Any, bare: dict[str, Any]) -> None:
+    given = [name for name, value in bare.items() if value is not None]
+    if not isinstance(batch, RaggedBatch):
+        raise PagemillError(
+            f"batch is a {type(batch).__name__}, not a RaggedBatch. "
+            "Pass bare arrays by name: validate(kv_lens=..., ...)."
+        )
+    if given:
+        raise PagemillError(
+            f"validate() got a batch and also {', '.join(given)}. "
+            "Pass one or the other."
+        )
+
+
+def _refuse_tracers(batch: RaggedBatch) -> None:
+    traced = [
+        name
+        for name in ARRAYS
+        if isinstance(getattr(batch, name), jax.core.Tracer)
+    ]
+    if traced:
+        raise PagemillError(
+            f"validate() needs values, but {', '.join(traced)} are traced: "
+            "inside jit they are not known yet. Call validate on the host, "
+            "before the compiled function."
+        )
+
+
+def _host(array: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.ascontiguousarray(array)
+
+
