@@ -1,0 +1,1 @@
+"""A continuous-batching loop over real numbers, checked as it runs."""

@@ -1,0 +1,364 @@
+"""ragged_paged_attention as a JAX op: dispatch, transforms, writes, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pagemill
+from pagemill import (
+    PagemillError,
+    PagePool,
+    Planner,
+    RaggedBatch,
+    SpecError,
+    Tuning,
+    UnsupportedError,
+)
+from pagemill.testing import oracle
+from tests.python.b0 import i32, metadata
+
+METADATA = ("kv_lens", "page_indices", "cu_q_lens", "num_seqs")
+
+
+def tensors(dtype: Any = np.float32, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(16, 4, 128)).astype(dtype)
+    return q, rng.normal(size=(8, 16, 4, 128)).astype(dtype)
+
+
+def bare(batch: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(batch[name] for name in METADATA)
+
+
+def expected(q: Any, kv_pages: Any, batch: dict[str, Any], **options: Any) -> Any:
+    options = {"sm_scale": 128**-0.5} | options
+    return oracle.ragged_paged_attention(q, kv_pages, *bare(batch), **options)
+
+
+@pytest.mark.parametrize("implementation", [None, "cpu", "xla"])
+@pytest.mark.parametrize("form", ["batch", "tuple", "jit"])
+def test_every_way_to_call(implementation: Any, form: str) -> None:
+    q, kv_pages = tensors()
+    batch = metadata()
+    argument: Any = RaggedBatch(**batch)
+    if form == "tuple":
+        argument = bare(batch)
+
+    def call(q: Any, kv_pages: Any, argument: Any) -> Any:
+        return pagemill.ragged_paged_attention(
+            q, kv_pages, argument, implementation=implementation
+        )
+
+    out = (jax.jit(call) if form == "jit" else call)(q, kv_pages, argument)
+    assert out.dtype == q.dtype
+    np.testing.assert_allclose(
+        out, expected(q, kv_pages, batch), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_lists_and_int64_in_a_tuple() -> None:
+    q, kv_pages = tensors()
+    out = pagemill.ragged_paged_attention(
+        q, kv_pages, ([20, 9], [[0, 1], [2, 3]], np.array([0, 8, 9]), [2])
+    )
+    np.testing.assert_allclose(
+        out, expected(q, kv_pages, metadata()), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"sliding_window": 5}, {"soft_cap": 30.0}, {"causal": False},
+                {"sm_scale": np.float32(0.5)}]
+)
+def test_options_reach_the_cpu(options: dict[str, Any]) -> None:
+    q, kv_pages = tensors()
+    out = pagemill.ragged_paged_attention(
+        q, kv_pages, RaggedBatch(**metadata()), **options
+    )
+    np.testing.assert_allclose(
+        out, expected(q, kv_pages, metadata(), **options), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_writes_keys_and_values() -> None:
+    rng = np.random.default_rng(1)
+    pool = PagePool(8, 4)
+    planner = Planner(pool, max_num_tokens=16, max_num_seqs=2, pages_per_seq=4)
+    a, b = pool.open(), pool.open()
+    kv_pages = jnp.full((8, 4, 4, 128), jnp.nan, jnp.float32)
+
+    @jax.jit
+    def step(q: Any, kv_pages: Any, batch: Any, k: Any, v: Any) -> Any:
+        return pagemill.ragged_paged_attention(q, kv_pages, batch, k=k, v=v)
+
+    history: dict[int, list[Any]] = {0: [], 1: []}
+    for counts in ((5, 6), (1, 3), (1, 1)):
+        batch = planner.plan([(a, counts[0]), (b, counts[1])])
+        q, k, v = (
+            rng.normal(size=(16, heads, 128)).astype(np.float32)
+            for heads in (4, 2, 2)
+        )
+        out, kv_pages = step(q, kv_pages, batch, k, v)
+        for row, request in enumerate(planner.order):
+            rows = slice(batch.cu_q_lens[row], batch.cu_q_lens[row + 1])
+            history[int(request)].append((k[rows], v[rows]))
+            keys, values = (
+                np.concatenate(x)
+                for x in zip(*history[int(request)], strict=True)
+            )
+            dense = oracle.dense_attention(
+                q[rows], keys, values, sm_scale=128**-0.5, causal=True,
+                sliding_window=None, soft_cap=None,
+            )
+            np.testing.assert_allclose(out[rows], dense, atol=1e-4, rtol=1e-4)
+        assert not np.asarray(out[batch.cu_q_lens[-1] :]).any()
+
+
+def test_update_without_slot_mapping() -> None:
+    _, kv_pages = tensors()
+    rng = np.random.default_rng(2)
+    k, v = rng.normal(size=(2, 16, 2, 128)).astype(np.float32)
+    batch = RaggedBatch(**metadata())
+    slots = i32(*range(12, 16), *range(16, 20), 32 + 8, *[-1] * 7)
+    planned = RaggedBatch(**metadata(slot_mapping=slots))
+    derived = pagemill.update_kv_pages(kv_pages, k, v, batch)
+    np.testing.assert_array_equal(
+        derived, pagemill.update_kv_pages(kv_pages, k, v, planned)
+    )
+    flat = kv_pages.reshape(128, 4, 128).copy()
+    flat[slots[:9], 0::2], flat[slots[:9], 1::2] = k[:9], v[:9]
+    np.testing.assert_array_equal(derived, flat.reshape(kv_pages.shape))
+
+
+def test_donated_pages_are_written_in_place() -> None:
+    q, kv_pages = tensors()
+    pages = jnp.asarray(kv_pages)
+    pointer = pages.unsafe_buffer_pointer()
+    k = v = np.ones((16, 2, 128), np.float32)
+    step = jax.jit(
+        lambda q, pages, batch, k, v: pagemill.ragged_paged_attention(
+            q, pages, batch, k=k, v=v
+        ),
+        donate_argnums=1,
+    )
+    _, pages = step(q, pages, RaggedBatch(**metadata()), k, v)
+    assert pages.unsafe_buffer_pointer() == pointer
+
+
+def test_copy_pages() -> None:
+    _, kv_pages = tensors()
+    copied = pagemill.copy_pages(kv_pages, np.array([[1, 5], [2, 6]], np.int32))
+    np.testing.assert_array_equal(copied[5], kv_pages[1])
+    np.testing.assert_array_equal(copied[6], kv_pages[2])
+    np.testing.assert_array_equal(copied[:5], kv_pages[:5])
+
+
+def test_k_without_v() -> None:
+    q, kv_pages = tensors()
+    with pytest.raises(PagemillError, match="v is missing"):
+        pagemill.ragged_paged_attention(
+            q, kv_pages, RaggedBatch(**metadata()), k=q[:, :2]
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"page_size": 8}, "batch.page_size=8"),
+        ({"total_num_pages": 9}, "batch.total_num_pages=9"),
+        ({"max_num_tokens": 32}, "batch.max_num_tokens=32"),
+    ],
+)
+def test_batch_of_other_sizes(change: dict[str, int], words: str) -> None:
+    q, kv_pages = tensors()
+    with pytest.raises(SpecError, match=words):
+        pagemill.ragged_paged_attention(
+            q, kv_pages, RaggedBatch(**metadata(**change))
+        )
+
+
+def test_bad_metadata_surfaces_with_the_validators_text() -> None:
+    q, kv_pages = tensors()
+    bad = metadata(kv_lens=i32(4, 9))
+    with pytest.raises(PagemillError) as info:
+        pagemill.validate(**bad)
+    with pytest.raises(Exception, match="q_len=8 must be less or equal") as e:
+        jax.block_until_ready(
+            pagemill.ragged_paged_attention(q, kv_pages, RaggedBatch(**bad))
+        )
+    assert str(info.value) in str(e.value)
+
+
+def test_tpu_on_a_cpu_is_refused() -> None:
+    q, kv_pages = tensors()
+    batch = RaggedBatch(**metadata())
+    for call in (lambda f: f(q), lambda f: jax.jit(f)(q)):
+        with pytest.raises(UnsupportedError, match="interpret"):
+            call(
+                lambda q: pagemill.ragged_paged_attention(
+                    q, kv_pages, batch, implementation="tpu"
+                )
+            )
+
+
+@pytest.mark.parametrize("name", ["gpu", "", 1])
+def test_unknown_implementation(name: Any) -> None:
+    q, kv_pages = tensors()
+    with pytest.raises(PagemillError, match="implementation="):
+        pagemill.ragged_paged_attention(
+            q, kv_pages, RaggedBatch(**metadata()), implementation=name
+        )
+
+
+@pytest.mark.parametrize("batch", [None, (1, 2), {"kv_lens": 1}])
+def test_batch_of_another_kind(batch: Any) -> None:
+    q, kv_pages = tensors()
+    with pytest.raises(PagemillError, match="batch is a"):
+        pagemill.ragged_paged_attention(q, kv_pages, batch)
+
+
+def test_numpy_lists_for_q_are_refused() -> None:
+    _, kv_pages = tensors()
+    with pytest.raises(SpecError, match="q is a list"):
+        pagemill.ragged_paged_attention(
+            [[1.0]], kv_pages, RaggedBatch(**metadata())
+        )
+
+
+def test_tuning_is_checked() -> None:
+    q, kv_pages = tensors()
+    with pytest.raises(SpecError, match="num_kv_pages_per_block=3"):
+        pagemill.ragged_paged_attention(
+            q,
+            kv_pages,
+            RaggedBatch(**metadata()),
+            tuning=Tuning(num_kv_pages_per_block=3),
+        )
+
+
+def test_gradient_is_refused() -> None:
+    q, kv_pages = tensors()
+    batch = RaggedBatch(**metadata())
+    with pytest.raises(UnsupportedError, match="no gradient"):
+        jax.grad(
+            lambda q: pagemill.ragged_paged_attention(q, kv_pages, batch).sum()
+        )(jnp.asarray(q))
+
+
+@pytest.mark.parametrize("axes", [(0, None), (0, 0), (1, 0)])
+def test_vmap(axes: tuple[Any, Any]) -> None:
+    examples = [tensors(seed=seed) for seed in range(3)]
+    q = np.stack([e[0] for e in examples], axis=axes[0])
+    kv_pages = examples[0][1]
+    if axes[1] is not None:
+        kv_pages = np.stack([e[1] for e in examples], axis=axes[1])
+    batch = RaggedBatch(**metadata())
+    out = jax.vmap(
+        lambda q, kv: pagemill.ragged_paged_attention(q, kv, batch), axes
+    )(q, kv_pages)
+    for i, (one_q, one_kv) in enumerate(examples):
+        one_kv = one_kv if axes[1] is not None else kv_pages
+        np.testing.assert_array_equal(
+            out[i], pagemill.ragged_paged_attention(one_q, one_kv, batch)
+        )
+
+
+def test_one_program_per_shape() -> None:
+    q, kv_pages = tensors()
+    traces = 0
+
+    @jax.jit
+    def step(q: Any, kv_pages: Any, batch: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return pagemill.ragged_paged_attention(q, kv_pages, batch)
+
+    for length in (9, 10, 17, 32):
+        step(q, kv_pages, RaggedBatch(**metadata(kv_lens=i32(20, length))))
+    assert traces == 1
+
+
+# C49: x64 mode changes nothing.
+@pytest.mark.parametrize("implementation", ["cpu", "xla", "interpret"])
+def test_c49_x64(implementation: Any) -> None:
+    q, kv_pages = tensors()
+    batch = RaggedBatch(**metadata())
+    k = v = np.ones((16, 2, 128), np.float32)
+
+    def call() -> Any:
+        return pagemill.ragged_paged_attention(
+            q, kv_pages, batch, k=k, v=v, implementation=implementation
+        )
+
+    plain = call()
+    with jax.enable_x64(True):
+        for a, b in zip(plain, call(), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+# C101: q in another memory order.
+def test_c101_transposed_q() -> None:
+    q, kv_pages = tensors()
+    strided = np.ascontiguousarray(q.transpose(1, 0, 2)).transpose(1, 0, 2)
+    assert not strided.flags.c_contiguous
+    batch = RaggedBatch(**metadata())
+    np.testing.assert_array_equal(
+        pagemill.ragged_paged_attention(strided, kv_pages, batch),
+        pagemill.ragged_paged_attention(q, kv_pages, batch),
+    )
+
+
+def test_exports_for_cpu_and_tpu_at_once() -> None:
+    q, kv_pages = tensors()
+    batch = metadata()
+
+    def call(q: Any, kv_pages: Any, *arrays: Any) -> Any:
+        return pagemill.ragged_paged_attention(q, kv_pages, arrays)
+
+    exported = jax.export.export(
+        jax.jit(call),
+        platforms=["cpu", "tpu"],
+        disabled_checks=[
+            jax.export.DisabledSafetyCheck.custom_call(
+                "pagemill_ragged_paged_attention"
+            )
+        ],
+    )(q, kv_pages, *bare(batch))
+    assert exported.platforms == ("cpu", "tpu")
+    np.testing.assert_allclose(
+        exported.call(q, kv_pages, *bare(batch)),
+        expected(q, kv_pages, batch),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def test_shard_map_over_heads() -> None:
+    devices = np.array(jax.devices("cpu")[:2])
+    if len(devices) < 2:
+        pytest.fail("the test needs two host devices: set XLA_FLAGS")
+    q, kv_pages = tensors()
+    mesh = jax.sharding.Mesh(devices, ("heads",))
+    spec = jax.sharding.PartitionSpec
+    batch = RaggedBatch(**metadata())
+    sharded = jax.shard_map(
+        lambda q, kv, batch: pagemill.ragged_paged_attention(q, kv, batch),
+        mesh=mesh,
+        in_specs=(
+            spec(None, "heads"),
+            spec(None, None, "heads"),
+            jax.tree.map(lambda _: spec(), batch),
+        ),
+        out_specs=spec(None, "heads"),
+    )
+    np.testing.assert_array_equal(
+        jax.jit(sharded)(q, kv_pages, batch),
+        pagemill.ragged_paged_attention(q, kv_pages, batch),
+    )
