@@ -2,6 +2,7 @@
 #ifndef PAGEMILL_CSRC_CORE_STATUS_H_
 #define PAGEMILL_CSRC_CORE_STATUS_H_
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,19 +17,27 @@ enum class StatusCode {
   kInternal,           // A bug in Pagemill.
 };
 
+// Pages that a refused request needs, and pages that were free.
+struct Shortage {
+  int64_t need = 0;
+  int64_t free = 0;
+};
+
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message)
-      : code_(code), message_(std::move(message)) {}
+  Status(StatusCode code, std::string message, Shortage shortage = {})
+      : code_(code), message_(std::move(message)), shortage_(shortage) {}
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
+  const Shortage& shortage() const { return shortage_; }
 
  private:
   StatusCode code_ = StatusCode::kOk;
   std::string message_;
+  Shortage shortage_;
 };
 
 inline Status InvalidArgument(std::string message) {
@@ -43,7 +52,7 @@ template <typename T>
 class [[nodiscard]] Result {
  public:
   Result(T value) : state_(std::move(value)) {}         // NOLINT
-  Result(Status status) : state_(std::move(status)) {}     // NOLINT
+  Result(Status status) : state_(std::move(status)) {}  // NOLINT
 
   bool ok() const { return std::holds_alternative<T>(state_); }
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }

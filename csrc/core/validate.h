@@ -1,28 +1,44 @@
 // Proves a ragged batch's metadata: one pass accepts; only a batch that fails
 // it pays for a second pass that names every offender.
+//
+// Both passes read rows before num_seqs and live page slots only, whatever the
+// arrays hold.  Accepting costs O(live page slots); it allocates nothing after
+// the first call of a thread with as many pages.
 #ifndef PAGEMILL_CSRC_CORE_VALIDATE_H_
 #define PAGEMILL_CSRC_CORE_VALIDATE_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/core/batch_view.h"
 
 namespace pagemill {
 
-// Declared once in checks.def; the Python enum and the docs' table come from
-// there as well.
+// Declared once in checks.def.
 enum class CheckCode : int32_t {
-#define PAGEMILL_CHECK(name, level, summary, remedy) name,
+#define PAGEMILL_CHECK(name, level, rule, remedy) name,
 #include "csrc/core/checks.def"
 #undef PAGEMILL_CHECK
 };
 
 enum class Level {
   kStructure,  // lengths, order, ranges, capacities
-  kFull,       // + page ownership, decode rows, read-only shared pages
+  kFull,       // + page ownership, decode and prefill rows
 };
+
+struct CheckInfo {
+  CheckCode code;
+  std::string_view name;  // as in checks.def
+  Level level;
+  std::string_view rule;
+  std::string_view remedy;
+};
+
+// All checks, in the order of their codes.
+std::span<const CheckInfo> AllChecks();
 
 struct Violation {
   CheckCode code;
@@ -31,14 +47,17 @@ struct Violation {
   int64_t value = 0;      // what was found
   int64_t limit = 0;      // what it was held against
   std::string message;    // one sentence with names and values
-  std::string remedy;     // what to do about it
+
+  std::string_view remedy() const;
 };
 
-// All violations, in the order: whole-batch, then by sequence.  Empty: valid.
+// All violations: those of the whole batch first, then by sequence and index.
+// Empty: valid.
 std::vector<Violation> Validate(const BatchView& batch, Level level);
 
-// "<first message> <its remedy> (+N more: ...)": the text every layer shows.
-std::string FormatViolations(const std::vector<Violation>& violations);
+// The first violation with its remedy, a few more in a line each, and how many
+// there are beyond: the text that every layer shows.
+std::string FormatViolations(std::span<const Violation> violations);
 
 }  // namespace pagemill
 

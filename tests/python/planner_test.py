@@ -151,12 +151,12 @@ def test_what_does_not_fit_is_named() -> None:
     text = refused(planner, [(s, 1) for s in seqs])
     assert "5" in text and "max_num_seqs=4" in text
     text = refused(planner, [(seqs[0], 40), (seqs[1], 25)])
-    assert "65" in text and "max_num_tokens=64" in text
+    assert "25 tokens after 40" in text and "max_num_tokens=64" in text
     planner.plan([(seqs[0], 60)])
     text = refused(planner, [(seqs[1], 1), (seqs[0], 5)])
     assert "pages_per_seq=4" in text
     text = refused(planner, [(seqs[1], 1), (seqs[1], 2)])
-    assert "twice" in text or "more than once" in text or "again" in text
+    assert "twice" in text
     for seq in seqs[1:]:
         assert seq.length == 0
 

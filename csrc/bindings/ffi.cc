@@ -1,0 +1,23 @@
+#include <nanobind/nanobind.h>
+
+#include "csrc/bindings/module.h"
+#include "csrc/ffi/handlers.h"
+
+namespace nb = nanobind;
+
+namespace pagemill::bindings {
+
+void BindFfi(nb::module_& m) {
+  m.def(
+      "registrations",
+      [] {
+        nb::dict handlers;
+        handlers["pagemill_ragged_paged_attention"] = nb::capsule(
+            reinterpret_cast<void*>(PagemillRaggedPagedAttention));
+        return handlers;
+      },
+      nb::sig("def registrations() -> dict[str, object]"),
+      "XLA FFI handlers by target name.");
+}
+
+}  // namespace pagemill::bindings

@@ -1,0 +1,16 @@
+// What each file of the module pagemill._core adds to it.
+#ifndef PAGEMILL_CSRC_BINDINGS_MODULE_H_
+#define PAGEMILL_CSRC_BINDINGS_MODULE_H_
+
+#include <nanobind/nanobind.h>
+
+namespace pagemill::bindings {
+
+void BindValidate(nanobind::module_& m);
+void BindPagePool(nanobind::module_& m);
+void BindPlanner(nanobind::module_& m);
+void BindFfi(nanobind::module_& m);
+
+}  // namespace pagemill::bindings
+
+#endif  // PAGEMILL_CSRC_BINDINGS_MODULE_H_

@@ -1,0 +1,125 @@
+#include "csrc/core/validate.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cctype>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "csrc/bindings/arrays.h"
+#include "csrc/bindings/module.h"
+#include "csrc/bindings/status.h"
+#include "csrc/core/str_cat.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: "name"_a
+
+namespace pagemill::bindings {
+namespace {
+
+// kCuQLensStart -> CU_Q_LENS_START.
+std::string PythonName(std::string_view name) {
+  std::string out;
+  for (const char c : name.substr(1)) {
+    if (std::isupper(c) && !out.empty()) out += '_';
+    out += static_cast<char>(std::toupper(c));
+  }
+  return out;
+}
+
+std::optional<int64_t> NoneIfNegative(int64_t value) {
+  return value < 0 ? std::nullopt : std::optional<int64_t>(value);
+}
+
+using Distribution = std::optional<Input<int32_t, 1>>;
+
+std::vector<Violation> ValidateArrays(
+    const Input<int32_t, 1>& kv_lens, const Input<int32_t, 2>& page_indices,
+    const Input<int32_t, 1>& cu_q_lens, int64_t num_seqs,
+    const Distribution& distribution, int64_t page_size,
+    int64_t total_num_pages, int64_t max_num_tokens, Level level) {
+  const size_t rows = page_indices.shape(0);
+  if (kv_lens.shape(0) != rows || cu_q_lens.shape(0) != rows + 1 ||
+      (distribution && distribution->shape(0) != 3)) {
+    Raise(InvalidArgument(StrCat(
+        "kv_lens, cu_q_lens and distribution must have ", rows, ", ", rows + 1,
+        " and 3 entries for page_indices of ", rows, " rows.")));
+  }
+  const BatchView batch{
+      .kv_lens = kv_lens.data(),
+      .page_indices = page_indices.data(),
+      .cu_q_lens = cu_q_lens.data(),
+      .distribution = distribution ? distribution->data() : nullptr,
+      .num_seqs = num_seqs,
+      .max_num_seqs = static_cast<int64_t>(rows),
+      .pages_per_seq = static_cast<int64_t>(page_indices.shape(1)),
+      .page_size = page_size,
+      .total_num_pages = total_num_pages,
+      .max_num_tokens = max_num_tokens};
+  nb::gil_scoped_release release;
+  return Validate(batch, level);
+}
+
+void BindTypes(nb::module_& m) {
+  auto code = nb::enum_<CheckCode>(m, "CheckCode", nb::is_arithmetic(),
+                                   "What a violation is about.");
+  for (const CheckInfo& info : AllChecks()) {
+    code.value(PythonName(info.name).c_str(), info.code,
+               std::string(info.rule).c_str());
+  }
+  nb::enum_<Level>(m, "Level", "How much is checked.")
+      .value("STRUCTURE", Level::kStructure,
+             "Lengths, order, ranges and capacities.")
+      .value("FULL", Level::kFull,
+             "Also page ownership, and decode and prefill rows.");
+  nb::class_<Violation>(m, "Violation", "One broken rule of a batch's values.")
+      .def_ro("code", &Violation::code)
+      .def_prop_ro("sequence",
+                   [](const Violation& v) { return NoneIfNegative(v.sequence); })
+      .def_prop_ro("index",
+                   [](const Violation& v) { return NoneIfNegative(v.index); })
+      .def_ro("value", &Violation::value)
+      .def_ro("limit", &Violation::limit)
+      .def_ro("message", &Violation::message)
+      .def_prop_ro("remedy", &Violation::remedy)
+      .def("__repr__", [](const Violation& v) {
+        return StrCat("Violation(", v.message, ")");
+      });
+}
+
+}  // namespace
+
+void BindValidate(nb::module_& m) {
+  BindTypes(m);
+  m.def(
+      "checks",
+      [] {
+        std::vector<
+            std::tuple<CheckCode, Level, std::string_view, std::string_view>>
+            checks;
+        for (const CheckInfo& info : AllChecks()) {
+          checks.emplace_back(info.code, info.level, info.rule, info.remedy);
+        }
+        return checks;
+      },
+      "Every check: (code, level, what must hold, what to do otherwise).");
+  m.def("validate", &ValidateArrays, "kv_lens"_a, "page_indices"_a,
+        "cu_q_lens"_a, "num_seqs"_a, "distribution"_a = nb::none(),
+        nb::kw_only(), "page_size"_a, "total_num_pages"_a, "max_num_tokens"_a,
+        "level"_a, "All violations of a batch; empty when it is valid.");
+  m.def(
+      "format_violations",
+      [](const std::vector<Violation>& violations) {
+        return FormatViolations(violations);
+      },
+      "violations"_a, "The text that errors show.");
+}
+
+}  // namespace pagemill::bindings

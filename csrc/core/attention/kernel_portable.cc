@@ -1,0 +1,3 @@
+#define PAGEMILL_ISA portable
+#define PAGEMILL_VECTOR_BYTES 16
+#include "csrc/core/attention/kernel-inl.h"

@@ -1,0 +1,55 @@
+// Ragged paged attention on CPUs.
+//
+// An online softmax over blocks of keys, in float32 whatever the inputs are.
+// Work is cut into (sequence, KV head, block of queries); what an item computes
+// depends on its sequence alone, so a result does not change with neighbours
+// or thread count.  Cost O(visible keys * heads * head_dim): blocks outside of
+// the window or above the diagonal are skipped.
+#ifndef PAGEMILL_CSRC_CORE_ATTENTION_RAGGED_PAGED_ATTENTION_H_
+#define PAGEMILL_CSRC_CORE_ATTENTION_RAGGED_PAGED_ATTENTION_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "csrc/core/batch_view.h"
+#include "csrc/core/executor.h"
+#include "csrc/core/status.h"
+
+namespace pagemill {
+
+enum class DType { kF32, kBF16 };
+
+struct RaggedPagedAttentionArgs {
+  const void* q = nullptr;         // [T, num_q_heads, head_dim]
+  const void* kv_pages = nullptr;  // [N, page_size, 2 * num_kv_heads, head_dim]
+  void* out = nullptr;             // as q; every row is written
+  DType dtype = DType::kF32;       // of all three
+  BatchView batch;                 // structure proved by Validate
+
+  int64_t num_q_heads = 0;
+  int64_t num_kv_heads = 0;  // divides num_q_heads
+  int64_t head_dim = 0;
+
+  float sm_scale = 1.0f;
+  float soft_cap = 0.0f;       // 0: none
+  int64_t sliding_window = 0;  // 0: none
+  bool causal = true;
+};
+
+// Dead rows, and rows with no visible key, are written as 0.
+//   kInvalidArgument: PAGEMILL_CPU_ISA names no instruction set of this
+//     machine.
+Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,
+                            Executor& executor);
+
+// The same on one instruction set of AvailableIsas().
+Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,
+                            Executor& executor, std::string_view isa);
+
+// Instruction sets that this machine runs, the best first.
+std::vector<std::string_view> AvailableIsas();
+
+}  // namespace pagemill
+
+#endif  // PAGEMILL_CSRC_CORE_ATTENTION_RAGGED_PAGED_ATTENTION_H_
