@@ -62,17 +62,25 @@ PlanArrays PlanStep(Planner& planner, const Input<int64_t, 1>& handles,
   return HandOver(ValueOrRaise(std::move(plan)));
 }
 
+// The array owns its memory: the property needs no tie to the plan.
+template <auto kMember>
+void Array(nb::class_<PlanArrays>& plan, const char* name) {
+  plan.def_prop_ro(
+      name, [](const PlanArrays& arrays) { return arrays.*kMember; },
+      nb::rv_policy::automatic);
+}
+
 }  // namespace
 
 void BindPlanner(nb::module_& m) {
-  nb::class_<PlanArrays>(m, "Plan", "One step's arrays.")
-      .def_ro("kv_lens", &PlanArrays::kv_lens)
-      .def_ro("page_indices", &PlanArrays::page_indices)
-      .def_ro("cu_q_lens", &PlanArrays::cu_q_lens)
-      .def_ro("num_seqs", &PlanArrays::num_seqs)
-      .def_ro("distribution", &PlanArrays::distribution)
-      .def_ro("slot_mapping", &PlanArrays::slot_mapping)
-      .def_ro("order", &PlanArrays::order);
+  auto plan = nb::class_<PlanArrays>(m, "Plan", "One step's arrays.");
+  Array<&PlanArrays::kv_lens>(plan, "kv_lens");
+  Array<&PlanArrays::page_indices>(plan, "page_indices");
+  Array<&PlanArrays::cu_q_lens>(plan, "cu_q_lens");
+  Array<&PlanArrays::num_seqs>(plan, "num_seqs");
+  Array<&PlanArrays::distribution>(plan, "distribution");
+  Array<&PlanArrays::slot_mapping>(plan, "slot_mapping");
+  Array<&PlanArrays::order>(plan, "order");
   nb::class_<Planner>(m, "Planner", "Writes the metadata of a step.")
       .def(nb::new_([](std::shared_ptr<PagePool> pool, int64_t max_num_tokens,
                        int64_t max_num_seqs, int64_t pages_per_seq) {

@@ -1,6 +1,7 @@
 #include "csrc/bindings/status.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <stdexcept>
 

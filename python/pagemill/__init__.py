@@ -1,1 +1,28 @@
-"""Pagemill: ragged batches for TPU attention, planned and proved in C++."""
+"""Pagemill: ragged batches for TPU attention, planned and proved in C++.
+
+A :class:`PagePool` holds the pages of a KV cache, a :class:`Planner` writes a
+step's metadata as a :class:`RaggedBatch`, :func:`validate` proves it, and
+:func:`ragged_paged_attention` runs it.
+"""
+
+from pagemill._version import __version__ as __version__
+from pagemill.batch import RaggedBatch as RaggedBatch
+from pagemill.errors import CapacityError as CapacityError
+from pagemill.errors import PagemillError as PagemillError
+from pagemill.errors import SpecError as SpecError
+from pagemill.errors import UnsupportedError as UnsupportedError
+from pagemill.kernels.ragged_paged_attention.api import (
+    ragged_paged_attention as ragged_paged_attention,
+)
+from pagemill.kernels.ragged_paged_attention.api import (
+    update_kv_pages as update_kv_pages,
+)
+from pagemill.kernels.ragged_paged_attention.update import (
+    copy_pages as copy_pages,
+)
+from pagemill.params import Tuning as Tuning
+from pagemill.planner import Planner as Planner
+from pagemill.pool import PagePool as PagePool
+from pagemill.pool import Sequence as Sequence
+from pagemill.validation import CheckCode as CheckCode
+from pagemill.validation import validate as validate

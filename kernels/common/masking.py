@@ -1,0 +1,55 @@
+"""Which keys a query sees: written once, for scalars and for arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pagemill.params import AttentionParams
+
+
+def visible(query: Any, key: Any, kv_len: Any, params: AttentionParams) -> Any:
+    """True where a query sees a key.
+
+    Args:
+      query: i32, positions of queries; broadcasts against ``key``.
+      key: i32, positions of keys.
+      kv_len: i32, keys that there are.
+      params: causal and sliding_window.
+    """
+    seen = (key >= 0) & (key < kv_len)
+    if params.causal:
+        seen &= key <= query
+    if params.sliding_window is not None:
+        # The difference, not query - window + 1: no overflow for any window.
+        seen &= query - key < params.sliding_window
+    return seen
+
+
+def visible_range(
+    first: Any, last: Any, kv_len: Any, params: AttentionParams
+) -> tuple[Any, Any]:
+    """Keys [begin, end) that hold all that queries [first, last] see.
+
+    Args:
+      first: i32, the lowest position of a query.
+      last: i32, the highest.
+      kv_len: i32, keys that there are.
+      params: causal and sliding_window.
+    """
+    begin = jnp.int32(0)
+    if params.sliding_window is not None:
+        begin = jnp.maximum(first - (params.sliding_window - 1), 0)
+    end = kv_len
+    if params.causal:
+        end = jnp.minimum(last + 1, kv_len)
+    return jnp.minimum(begin, jnp.maximum(end, 0)), jnp.maximum(end, 0)
+
+
+def capped(logits: Any, params: AttentionParams) -> Any:
+    """Scaled logits with the soft cap applied, before any mask."""
+    logits = logits * params.sm_scale
+    if params.soft_cap is not None:
+        logits = params.soft_cap * jnp.tanh(logits / params.soft_cap)
+    return logits

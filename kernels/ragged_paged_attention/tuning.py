@@ -1,0 +1,79 @@
+"""How the TPU kernel cuts its work, and what it cannot cut."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from pagemill.params import Tuning
+
+# One DMA brings a whole page; its rows must fill whole tiles of VMEM.
+SUBLANES = 8
+LANES = 128
+_KEYS_PER_BLOCK = 256
+_MIN_QUERIES = 16  # rows of a block fill a tile for any group of query heads
+_MANY_TOKENS, _MANY_QUERIES = 512, 32
+# What a core's compiler grants a kernel by default is 16 MiB on the smallest
+# generation; leave room for its own spills.
+_VMEM_BUDGET = 8 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelShape:
+    """What the kernel's buffers depend on."""
+
+    max_num_tokens: int
+    pages_per_seq: int
+    page_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: np.dtype[np.generic]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSizes:
+    """Pages and queries of a block; queries are a power of two."""
+
+    pages: int
+    queries: int
+
+
+def fit(shape: KernelShape, tuning: Tuning) -> BlockSizes:
+    """Block sizes for a shape; values that are set are kept.
+
+    ``num_queries_per_block`` is rounded up to a power of two of 16 at least.
+    """
+    queries = tuning.num_queries_per_block
+    if queries is None:
+        many = shape.max_num_tokens >= _MANY_TOKENS
+        queries = _MANY_QUERIES if many else _MIN_QUERIES
+    queries = _power_of_two(max(queries, _MIN_QUERIES))
+    pages = tuning.num_kv_pages_per_block
+    if pages is not None:
+        return BlockSizes(pages, queries)
+    pages = max(_KEYS_PER_BLOCK // shape.page_size, 1)
+    pages = min(pages, shape.pages_per_seq)
+    budget = tuning.vmem_limit_bytes or _VMEM_BUDGET
+    while pages > 1 and vmem_bytes(shape, BlockSizes(pages, queries)) > budget:
+        pages //= 2
+    return BlockSizes(pages, queries)
+
+
+def vmem_bytes(shape: KernelShape, blocks: BlockSizes) -> int:
+    """Bytes of the kernel's buffers in VMEM, tiles padded."""
+    lanes = -(-shape.head_dim // LANES) * LANES
+    keys = blocks.pages * shape.page_size
+    rows = blocks.queries * shape.num_q_heads
+    item = shape.dtype.itemsize
+    kv = 2 * keys * 2 * shape.num_kv_heads * lanes * item
+    words = 0 if item == 4 else keys * shape.num_kv_heads * lanes * 4
+    q_and_out = 2 * 2 * rows * lanes * item  # double-buffered by the pipeline
+    state = rows * (lanes + 2 * LANES) * 4
+    logits = 2 * rows // shape.num_kv_heads * keys * 4
+    return kv + words + q_and_out + state + logits
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << (at_least - 1).bit_length()

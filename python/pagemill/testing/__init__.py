@@ -1,0 +1,1 @@
+"""Helpers for tests of programs that use Pagemill: an oracle and batches."""
