@@ -51,7 +51,8 @@ TEST(ParallelForTest, FinishesWithoutItsHelpersAndBearsThemLate) {
     for (int n : runs) EXPECT_EQ(n, 1);
   }
   ASSERT_EQ(executor.tasks.size(), 3u);
-  for (auto& task : executor.tasks) task();  // `runs` is gone: must not touch it
+  for (auto& task : executor.tasks)
+    task();  // `runs` is gone: must not touch it
 }
 
 TEST(ParallelForTest, AsksForNoHelperItCannotUse) {

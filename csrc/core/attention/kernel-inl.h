@@ -1,329 +1,333 @@
-// The attention of one item, compiled once per instruction set: the including
-// file defines PAGEMILL_ISA and PAGEMILL_VECTOR_BYTES.  Everything but Run is
-// in an unnamed namespace, so that no two instruction sets share a function.
+// One work item: some query tokens of a sequence against one KV head.
 //
-// Stages per block of kBlock keys: pack K and V as float32, scores, mask and
-// softmax, accumulate.  Columns of a block that no row of the item sees are
-// never read: they are packed as zeros.
+// The item's rows (its tokens times the head's group) meet the keys block by
+// block: pack, score, soften, accumulate.  Keys and values are packed into f32
+// scratch once per block, keys transposed, so that both products run in one
+// matrix kernel; the softmax is the online one.
+//
+// Only for the kernel_*.cc files, see vector-inl.h.
+#ifndef PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_INL_H_
+#define PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_INL_H_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
-#include <vector>
 
 #include "csrc/core/attention/kernel.h"
+#include "csrc/core/attention/matmul-inl.h"
 #include "csrc/core/attention/vector-inl.h"
 
-namespace pagemill::attention::PAGEMILL_ISA {
+namespace pagemill::attention {
 namespace {
 
-constexpr int64_t kBlock = 64;    // keys at a time
-constexpr int64_t kTileRows = 4;  // rows of a register tile
-constexpr int64_t kTileVecs = 4;  // vectors of a register tile
-static_assert(kBlock % (kTileVecs * 16) == 0);
+inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Where K is packed key by key rather than transposed: fewer rows than this do
-// not pay for the transposition.
-constexpr int64_t kFewRows = 8;
-
-inline float ToFloat(float x) { return x; }
-inline float ToFloat(uint16_t bf16) {
-  const uint32_t bits = uint32_t{bf16} << 16;
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-inline void FromFloat(float x, float* out) { *out = x; }
-inline void FromFloat(float x, uint16_t* out) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  if (x != x) {
-    *out = static_cast<uint16_t>((bits >> 16) | 0x40);  // stays a NaN
-    return;
-  }
-  *out = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// A thread's buffers, kept between calls.
-struct Scratch {
-  std::vector<float> q, k, v, scores, acc, max, sum;
-
-  static Scratch& OfThread() {
-    thread_local Scratch scratch;
-    return scratch;
-  }
-  static void Grow(std::vector<float>& buffer, int64_t size) {
-    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
-  }
+struct Range {
+  int64_t begin;
+  int64_t end;
 };
 
-template <typename T>
-class ItemRunner {
- public:
-  ItemRunner(const RaggedPagedAttentionArgs& args, const Item& item)
-      : a_(args),
-        item_(item),
-        group_(args.num_q_heads / args.num_kv_heads),
-        rows_(item.q_count * group_),
-        padded_rows_(RoundUp(rows_, kTileRows)),
-        width_(RoundUp(args.head_dim, kTileVecs * kLanes)),
-        few_(rows_ < kFewRows),
-        s_(Scratch::OfThread()) {
-    const int64_t q_len = args.batch.q_len(item.seq);
-    const int64_t first = item.q_begin - args.batch.q_begin(item.seq);
-    kv_len_ = args.batch.kv_len(item.seq);
-    position_ = kv_len_ - q_len + first;
-    Scratch::Grow(s_.q, padded_rows_ * width_);
-    Scratch::Grow(s_.k, kBlock * width_);
-    Scratch::Grow(s_.v, kBlock * width_);
-    Scratch::Grow(s_.scores, padded_rows_ * kBlock);
-    Scratch::Grow(s_.acc, padded_rows_ * width_);
-    Scratch::Grow(s_.max, padded_rows_);
-    Scratch::Grow(s_.sum, padded_rows_);
-  }
-
-  void Run() {
-    LoadQueries();
-    std::fill_n(s_.acc.data(), padded_rows_ * width_, 0.0f);
-    std::fill_n(s_.max.data(), padded_rows_, -kInfinity);
-    std::fill_n(s_.sum.data(), padded_rows_, 0.0f);
-    // Keys that any row sees.
-    const int64_t begin = First(0), end = End(item_.q_count - 1);
-    for (int64_t base = begin / kBlock * kBlock; base < end; base += kBlock) {
-      const int64_t from = std::max(begin, base);
-      const int64_t to = std::min(end, base + kBlock);
-      Pack(base, from, to);
-      if (few_) {
-        ScoreByKey(to - base);
-      } else {
-        ScoreByTile();
-      }
-      for (int64_t row = 0; row < rows_; ++row) Softmax(row, base);
-      Accumulate(to - base);
-    }
-    StoreOutputs();
-  }
-
- private:
-  // Visible keys of the item's query i: [First(i), End(i)).
-  int64_t First(int64_t i) const {
-    return a_.sliding_window == 0
-               ? 0
-               : std::max<int64_t>(position_ + i + 1 - a_.sliding_window, 0);
-  }
-  int64_t End(int64_t i) const {
-    return a_.causal ? std::min(position_ + i + 1, kv_len_) : kv_len_;
-  }
-
-  int64_t RowOffset(int64_t row) const {
-    const int64_t token = item_.q_begin + row / group_;
-    const int64_t head = item_.kv_head * group_ + row % group_;
-    return (token * a_.num_q_heads + head) * a_.head_dim;
-  }
-
-  void LoadQueries() {
-    std::fill_n(s_.q.data(), padded_rows_ * width_, 0.0f);
-    for (int64_t row = 0; row < rows_; ++row) {
-      const T* from = static_cast<const T*>(a_.q) + RowOffset(row);
-      float* to = s_.q.data() + row * width_;
-      for (int64_t d = 0; d < a_.head_dim; ++d) to[d] = ToFloat(from[d]);
-    }
-  }
-
-  // K of the token at `position`; V follows a head_dim later.
-  const T* Key(int64_t position) const {
-    const BatchView& b = a_.batch;
-    const int64_t page = b.pages(item_.seq)[position / b.page_size];
-    const int64_t slot = page * b.page_size + position % b.page_size;
-    return static_cast<const T*>(a_.kv_pages) +
-           (slot * 2 * a_.num_kv_heads + 2 * item_.kv_head) * a_.head_dim;
-  }
-
-  // Keys [from, to) into columns from - base on; other columns are 0.
-  void Pack(int64_t base, int64_t from, int64_t to) {
-    const bool whole = from == base && to == base + kBlock;
-    if (!whole || width_ != a_.head_dim) {
-      std::fill_n(s_.k.data(), kBlock * width_, 0.0f);
-      std::fill_n(s_.v.data(), kBlock * width_, 0.0f);
-    }
-    for (int64_t position = from; position < to; ++position) {
-      const int64_t column = position - base;
-      const T* key = Key(position);
-      const T* value = key + a_.head_dim;
-      float* v = s_.v.data() + column * width_;
-      if (few_) {
-        float* k = s_.k.data() + column * width_;
-        for (int64_t d = 0; d < a_.head_dim; ++d) k[d] = ToFloat(key[d]);
-      } else {
-        float* k = s_.k.data() + column;
-        for (int64_t d = 0; d < a_.head_dim; ++d) {
-          k[d * kBlock] = ToFloat(key[d]);
-        }
-      }
-      for (int64_t d = 0; d < a_.head_dim; ++d) v[d] = ToFloat(value[d]);
-    }
-  }
-
-  // scores[row][column] = q[row] . k[column], K as it lies.
-  void ScoreByKey(int64_t columns) {
-    for (int64_t column = 0; column < columns; column += kTileRows) {
-      for (int64_t row = 0; row < padded_rows_; row += kTileRows) {
-        Vec sums[kTileRows][kTileRows] = {};
-        for (int64_t d = 0; d < width_; d += kLanes) {
-          Vec k[kTileRows];
-          for (int64_t j = 0; j < kTileRows; ++j) {
-            k[j] = Load(s_.k.data() + (column + j) * width_ + d);
-          }
-          for (int64_t i = 0; i < kTileRows; ++i) {
-            const Vec q = Load(s_.q.data() + (row + i) * width_ + d);
-            for (int64_t j = 0; j < kTileRows; ++j) sums[i][j] += q * k[j];
-          }
-        }
-        for (int64_t i = 0; i < kTileRows; ++i) {
-          float* scores = s_.scores.data() + (row + i) * kBlock + column;
-          for (int64_t j = 0; j < kTileRows; ++j) {
-            scores[j] = HorizontalSum(sums[i][j]);
-          }
-        }
-      }
-    }
-  }
-
-  // out[i][j] (+)= sum over x of left[i][x] * right[x][j], for a tile.
-  static void Tile(const float* left, int64_t left_stride, const float* right,
-                   int64_t right_stride, int64_t depth, float* out,
-                   int64_t out_stride, bool add) {
-    Vec sums[kTileRows][kTileVecs] = {};
-    if (add) {
-      for (int64_t i = 0; i < kTileRows; ++i) {
-        for (int64_t j = 0; j < kTileVecs; ++j) {
-          sums[i][j] = Load(out + i * out_stride + j * kLanes);
-        }
-      }
-    }
-    for (int64_t x = 0; x < depth; ++x) {
-      Vec r[kTileVecs];
-      for (int64_t j = 0; j < kTileVecs; ++j) {
-        r[j] = Load(right + x * right_stride + j * kLanes);
-      }
-      for (int64_t i = 0; i < kTileRows; ++i) {
-        const Vec l = Splat(left[i * left_stride + x]);
-        for (int64_t j = 0; j < kTileVecs; ++j) sums[i][j] += l * r[j];
-      }
-    }
-    for (int64_t i = 0; i < kTileRows; ++i) {
-      for (int64_t j = 0; j < kTileVecs; ++j) {
-        Store(out + i * out_stride + j * kLanes, sums[i][j]);
-      }
-    }
-  }
-
-  // The same scores from K transposed.
-  void ScoreByTile() {
-    for (int64_t row = 0; row < padded_rows_; row += kTileRows) {
-      for (int64_t column = 0; column < kBlock; column += kTileVecs * kLanes) {
-        Tile(s_.q.data() + row * width_, width_, s_.k.data() + column, kBlock,
-             a_.head_dim, s_.scores.data() + row * kBlock + column, kBlock,
-             false);
-      }
-    }
-  }
-
-  // Scales, caps and masks a row's scores; turns them into weights; rescales
-  // what the row has summed up so far.
-  void Softmax(int64_t row, int64_t base) {
-    float* scores = s_.scores.data() + row * kBlock;
-    const int64_t query = row / group_;
-    const int64_t from = std::clamp<int64_t>(First(query) - base, 0, kBlock);
-    const int64_t to = std::clamp<int64_t>(End(query) - base, from, kBlock);
-    std::fill(scores, scores + from, -kInfinity);
-    std::fill(scores + to, scores + kBlock, -kInfinity);
-    Vec highest = Splat(-kInfinity);
-    for (int64_t c = 0; c < kBlock; c += kLanes) {
-      Vec s = Load(scores + c);
-      const Vec masked = Splat(-kInfinity);
-      const IntVec live = s != masked;
-      s *= a_.sm_scale;
-      if (a_.soft_cap != 0) s = Tanh(s / a_.soft_cap) * a_.soft_cap;
-      s = live ? s : masked;
-      highest = Max(highest, s);
-      Store(scores + c, s);
-    }
-    const float max = std::max(s_.max[row], HorizontalMax(highest));
-    if (max == -kInfinity) {  // No key yet: weights 0, not exp(-inf + inf).
-      std::fill_n(scores, kBlock, 0.0f);
-      return;
-    }
-    Vec sum = {};
-    for (int64_t c = 0; c < kBlock; c += kLanes) {
-      const Vec weight = ExpNonPositive(Load(scores + c) - max);
-      sum += weight;
-      Store(scores + c, weight);
-    }
-    if (max != s_.max[row]) Rescale(row, max);
-    s_.sum[row] += HorizontalSum(sum);
-  }
-
-  void Rescale(int64_t row, float max) {
-    const float factor = ExpNonPositive(Splat(s_.max[row] - max))[0];
-    s_.max[row] = max;
-    s_.sum[row] *= factor;
-    float* acc = s_.acc.data() + row * width_;
-    for (int64_t d = 0; d < width_; d += kLanes) {
-      Store(acc + d, Load(acc + d) * factor);
-    }
-  }
-
-  void Accumulate(int64_t columns) {
-    // Rows that only pad a tile have no weights.
-    std::fill(s_.scores.data() + rows_ * kBlock,
-              s_.scores.data() + padded_rows_ * kBlock, 0.0f);
-    for (int64_t row = 0; row < padded_rows_; row += kTileRows) {
-      for (int64_t d = 0; d < width_; d += kTileVecs * kLanes) {
-        Tile(s_.scores.data() + row * kBlock, kBlock, s_.v.data() + d, width_,
-             columns, s_.acc.data() + row * width_ + d, width_, true);
-      }
-    }
-  }
-
-  void StoreOutputs() {
-    for (int64_t row = 0; row < rows_; ++row) {
-      T* out = static_cast<T*>(a_.out) + RowOffset(row);
-      const float* acc = s_.acc.data() + row * width_;
-      const float scale = s_.sum[row] == 0 ? 0 : 1 / s_.sum[row];
-      for (int64_t d = 0; d < a_.head_dim; ++d) {
-        FromFloat(acc[d] * scale, out + d);
-      }
-    }
-  }
-
-  const RaggedPagedAttentionArgs& a_;
-  const Item& item_;
-  const int64_t group_;
-  const int64_t rows_;
-  const int64_t padded_rows_;
-  const int64_t width_;  // head_dim rounded up to a register tile
-  const bool few_;
-  Scratch& s_;
-  int64_t kv_len_;
-  int64_t position_;  // of the item's first query
+// The f32 matrices of an item, in one piece of scratch.
+struct Workspace {
+  int64_t stride;  // of rows over head_dim
+  float* queries;  // [rows, stride]
+  float* sums;     // [rows, stride]
+  float* scores;   // [rows, kBlockKv]
+  float* keys;     // [head_dim, kBlockKv]
+  float* values;   // [kBlockKv, stride]
+  float* max;      // [rows]
+  float* total;    // [rows]
+  float* rescale;  // [rows]
 };
+
+Workspace Carve(float* scratch, int64_t rows, int64_t head_dim) {
+  Workspace w;
+  w.stride = RoundUp(head_dim, kMaxLanes);
+  const int64_t padded_rows = RoundUp(rows, kMaxLanes);
+  const auto take = [&scratch](int64_t floats) {
+    float* piece = scratch;
+    scratch += floats;
+    return piece;
+  };
+  w.queries = take(padded_rows * w.stride);
+  w.sums = take(padded_rows * w.stride);
+  w.scores = take(padded_rows * kBlockKv);
+  w.keys = take(w.stride * kBlockKv);
+  w.values = take(kBlockKv * w.stride);
+  w.max = take(padded_rows);
+  w.total = take(padded_rows);
+  w.rescale = take(padded_rows);
+  return w;
+}
+
+// to[0, stride) = from[0, n), then zeros.
+template <typename Element>
+inline void Widen(const Element* from, int64_t n, float* to, int64_t stride) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(Load(from + i), to + i);
+  if (i < n) {
+    Store(LoadSome(from + i, n - i), to + i);
+    i += kLanes;
+  }
+  for (; i < stride; i += kLanes) Store(Floats{}, to + i);
+}
+
+// ------------------------------------------------------------- what is seen
+
+// Keys that a query at `position` sees.
+inline Range VisibleKeys(const Problem& p, int64_t kv_len, int64_t position) {
+  Range keys = {0, kv_len};
+  if (p.causal) keys.end = Min(keys.end, position + 1);
+  if (p.sliding_window > 0) {
+    keys.begin = Max(keys.begin, position - p.sliding_window + 1);
+  }
+  return keys;
+}
+
+// Keys that any of the item's rows sees: positions only ascend.
+inline Range VisibleKeys(const Problem& p, const Item& item) {
+  const int64_t last = item.first_position + item.num_tokens - 1;
+  return {VisibleKeys(p, item.kv_len, item.first_position).begin,
+          VisibleKeys(p, item.kv_len, last).end};
+}
+
+// The item's rows that see a key of [keys.begin, keys.end).
+inline Range SeeingRows(const Problem& p, const Item& item, Range keys) {
+  int64_t begin = 0;
+  int64_t end = item.num_tokens;
+  if (p.causal) begin = Max(begin, keys.begin - item.first_position);
+  if (p.sliding_window > 0) {
+    end = Min(end, keys.end - 1 + p.sliding_window - item.first_position);
+  }
+  return {begin * p.group, end * p.group};
+}
+
+// ------------------------------------------------------------------ packing
+
+template <typename Element>
+struct TokenKv {
+  const Element* key;
+  const Element* value;
+};
+
+// Where a token's key and value are; reads its page's live slot only.
+template <typename Element>
+inline TokenKv<Element> Locate(const Problem& p, const Item& item,
+                               int64_t token) {
+  const int64_t page = item.pages[token / p.page_size];
+  const int64_t slot = page * p.page_size + token % p.page_size;
+  const int64_t head = slot * 2 * p.num_kv_heads + 2 * item.kv_head;
+  const Element* key =
+      static_cast<const Element*>(p.kv_pages) + head * p.head_dim;
+  return {key, key + p.head_dim};
+}
+
+// Keys of kLanes tokens, transposed into kLanes columns; null: zeros.
+template <typename Element>
+inline void PackKeys(const Element* const (&keys)[kLanes], int64_t head_dim,
+                     float* columns) {
+  Floats square[kLanes];
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const int64_t left = head_dim - d;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      square[i] = keys[i] == nullptr ? Floats{}
+                  : left >= kLanes   ? Load(keys[i] + d)
+                                     : LoadSome(keys[i] + d, left);
+    }
+    Transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (i < left) Store(square[i], columns + (d + i) * kBlockKv);
+    }
+  }
+}
+
+// Packs the block's tokens in `live`; the others of the first `width`, which
+// is a multiple of kLanes, become 0 unread.
+template <typename Element>
+void PackBlock(const Problem& p, const Item& item, int64_t block, Range live,
+               int64_t width, const Workspace& w) {
+  for (int64_t first = 0; first < width; first += kLanes) {
+    const Element* keys[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int64_t token = block + first + i;
+      float* value = w.values + (first + i) * w.stride;
+      if (token < live.begin || token >= live.end) {
+        keys[i] = nullptr;
+        Widen<float>(nullptr, 0, value, w.stride);
+        continue;
+      }
+      const TokenKv<Element> kv = Locate<Element>(p, item, token);
+      keys[i] = kv.key;
+      Widen(kv.value, p.head_dim, value, w.stride);
+    }
+    PackKeys(keys, p.head_dim, w.keys + first);
+  }
+}
+
+// True when a value of the block is infinite or NaN.
+bool HasNonFinite(const Workspace& w, int64_t width) {
+  Ints found = {};
+  for (int64_t i = 0; i < width * w.stride; i += kLanes) {
+    const Floats x = Load(w.values + i);
+    found |= (x - x) != Floats{};
+  }
+  float lanes[kLanes];
+  Store(found != 0 ? Splat(1.0f) : Floats{}, lanes);
+  return SumLanes(Load(lanes)) != 0.0f;
+}
+
+// ------------------------------------------------------------------ softmax
+
+// Scaled, capped, then masked; returns the largest.
+template <bool kMasked>
+inline Floats FinishScores(const Problem& p, Range visible, int64_t width,
+                           float* scores) {
+  Floats largest = Splat(-kInfinity);
+  const float inverse_cap = p.soft_cap > 0 ? 1.0f / p.soft_cap : 0.0f;
+  for (int64_t i = 0; i < width; i += kLanes) {
+    Floats s = Load(scores + i) * p.sm_scale;
+    if (p.soft_cap > 0) s = Tanh(s * inverse_cap) * p.soft_cap;
+    if constexpr (kMasked) {
+      const Ints key = Iota() + SplatInt(static_cast<int32_t>(i));
+      const Ints seen = (key >= SplatInt(static_cast<int32_t>(visible.begin))) &
+                        (key < SplatInt(static_cast<int32_t>(visible.end)));
+      s = seen ? s : Splat(-kInfinity);
+    }
+    Store(s, scores + i);
+    largest = Max(s, largest);
+  }
+  return largest;
+}
+
+// One step of the online softmax: scores become weights, `visible` counts
+// from the block's first key.
+inline void SoftenRow(const Problem& p, Range visible, int64_t width,
+                      int64_t row, const Workspace& w) {
+  float* scores = w.scores + row * kBlockKv;
+  const bool all_seen = visible.begin == 0 && visible.end == width;
+  const float block_max =
+      MaxLane(all_seen ? FinishScores<false>(p, visible, width, scores)
+                       : FinishScores<true>(p, visible, width, scores));
+  const float old_max = w.max[row];
+  const float new_max = block_max > old_max ? block_max : old_max;
+  // -inf - -inf would be NaN; with nothing finite so far any base will do.
+  const float base = new_max == -kInfinity ? 0.0f : new_max;
+  Floats total = {};
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Floats weight = ExpOfNonPositive(Load(scores + i) - base);
+    Store(weight, scores + i);
+    total += weight;
+  }
+  const float rescale = ExpOfNonPositive(old_max - base);
+  w.max[row] = new_max;
+  w.rescale[row] = rescale;
+  w.total[row] = w.total[row] * rescale + SumLanes(total);
+}
+
+// ---------------------------------------------------------------- the stages
+
+template <typename Element>
+void LoadQueries(const Problem& p, const Item& item, const Workspace& w) {
+  const Element* q = static_cast<const Element*>(p.q);
+  const int64_t heads = p.num_kv_heads * p.group;
+  for (int64_t row = 0; row < item.num_tokens * p.group; ++row) {
+    const int64_t token = item.first_row + row / p.group;
+    const int64_t head = item.kv_head * p.group + row % p.group;
+    Widen(q + (token * heads + head) * p.head_dim, p.head_dim,
+          w.queries + row * w.stride, w.stride);
+    Widen<float>(nullptr, 0, w.sums + row * w.stride, w.stride);
+    w.max[row] = -kInfinity;
+    w.total[row] = 0.0f;
+  }
+}
+
+void Score(const Problem& p, Range rows, int64_t width, const Workspace& w) {
+  const Matrices m = {w.queries, w.stride, w.keys, kBlockKv,
+                      w.scores,  kBlockKv, nullptr};
+  Multiply<false>(m, rows.begin, rows.end, width, p.head_dim);
+}
+
+void Soften(const Problem& p, const Item& item, int64_t block, Range rows,
+            int64_t width, const Workspace& w) {
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const int64_t position = item.first_position + row / p.group;
+    const Range keys = VisibleKeys(p, item.kv_len, position);
+    const Range visible = {Max(keys.begin - block, 0),
+                           Min(keys.end - block, width)};
+    SoftenRow(p, visible, width, row, w);
+  }
+}
+
+// As Accumulate, but a weight of 0 leaves out its value even where 0 times
+// that would be NaN.
+void AccumulateNonFinite(Range rows, int64_t width, const Workspace& w) {
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    float* sums = w.sums + row * w.stride;
+    for (int64_t d = 0; d < w.stride; d += kLanes) {
+      Store(Load(sums + d) * w.rescale[row], sums + d);
+    }
+    for (int64_t i = 0; i < width; ++i) {
+      const float weight = w.scores[row * kBlockKv + i];
+      if (weight == 0.0f) continue;
+      const float* value = w.values + i * w.stride;
+      for (int64_t d = 0; d < w.stride; d += kLanes) {
+        Store(Load(sums + d) + weight * Load(value + d), sums + d);
+      }
+    }
+  }
+}
+
+void Accumulate(Range rows, int64_t width, const Workspace& w) {
+  if (HasNonFinite(w, width)) return AccumulateNonFinite(rows, width, w);
+  const Matrices m = {w.scores, kBlockKv, w.values, w.stride,
+                      w.sums,   w.stride, w.rescale};
+  Multiply<true>(m, rows.begin, rows.end, w.stride, width);
+}
+
+template <typename Element>
+void StoreResults(const Problem& p, const Item& item, const Workspace& w) {
+  Element* out = static_cast<Element*>(p.out);
+  const int64_t heads = p.num_kv_heads * p.group;
+  for (int64_t row = 0; row < item.num_tokens * p.group; ++row) {
+    const int64_t token = item.first_row + row / p.group;
+    const int64_t head = item.kv_head * p.group + row % p.group;
+    Element* to = out + (token * heads + head) * p.head_dim;
+    const float* sums = w.sums + row * w.stride;
+    const float total = w.total[row];
+    // A row that saw no key has a total of 0, and sums of 0.
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    int64_t d = 0;
+    for (; d + kLanes <= p.head_dim; d += kLanes) {
+      Store(Load(sums + d) * inverse, to + d);
+    }
+    if (d < p.head_dim) {
+      StoreSome(Load(sums + d) * inverse, to + d, p.head_dim - d);
+    }
+  }
+}
+
+template <typename Element>
+void RunItem(const Problem& p, const Item& item, float* scratch) {
+  const Workspace w = Carve(scratch, item.num_tokens * p.group, p.head_dim);
+  LoadQueries<Element>(p, item, w);
+  const Range keys = VisibleKeys(p, item);
+  const int64_t first_block = keys.begin / kBlockKv * kBlockKv;
+  for (int64_t block = first_block; block < keys.end; block += kBlockKv) {
+    const Range live = {Max(keys.begin, block),
+                        Min(keys.end, block + kBlockKv)};
+    const Range rows = SeeingRows(p, item, live);
+    const int64_t width = RoundUp(live.end - block, kLanes);
+    PackBlock<Element>(p, item, block, live, width, w);
+    Score(p, rows, width, w);
+    Soften(p, item, block, rows, width, w);
+    Accumulate(rows, width, w);
+  }
+  StoreResults<Element>(p, item, w);
+}
 
 }  // namespace
+}  // namespace pagemill::attention
 
-void Run(const RaggedPagedAttentionArgs& args, const Item& item) {
-  switch (args.dtype) {
-    case DType::kF32:
-      return ItemRunner<float>(args, item).Run();
-    case DType::kBF16:
-      return ItemRunner<uint16_t>(args, item).Run();
-  }
-}
-
-}  // namespace pagemill::attention::PAGEMILL_ISA
+#endif  // PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_INL_H_

@@ -1,37 +1,73 @@
-// One item of work, and the functions that run it on each instruction set.
+// What the driver shares with the kernels, which are compiled once per
+// instruction set.
+//
+// A per-set file must not emit an inline function that the linker could take
+// for another file's, or a machine would meet instructions it lacks: hence
+// plain data without methods here, and no std:: templates over there.
 #ifndef PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_H_
 #define PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_H_
 
 #include <cstdint>
 
-#include "csrc/core/attention/ragged_paged_attention.h"
+#if defined(__x86_64__) && !defined(PAGEMILL_SCALAR)
+#define PAGEMILL_ATTENTION_X86 1
+#else
+#define PAGEMILL_ATTENTION_X86 0
+#endif
 
 namespace pagemill::attention {
 
-// Queries [q_begin, q_begin + q_count) of the token buffer, all of one
-// sequence, against one KV head.
-struct Item {
-  int64_t seq;
-  int64_t kv_head;
-  int64_t q_begin;
-  int64_t q_count;
+// Keys of a block; blocks start at its multiples.
+inline constexpr int64_t kBlockKv = 64;
+// Rows (query tokens times query heads per KV head) that an item aims at; a
+// single token may have more.
+inline constexpr int64_t kTargetRows = 192;
+// Matrices are padded to whole vectors of the widest instruction set.
+inline constexpr int64_t kMaxLanes = 16;
+
+struct Problem {
+  const void* q;         // [T, Hq, D]
+  const void* kv_pages;  // [N, page_size, 2 * Hkv, D]
+  void* out;             // [T, Hq, D]
+  int64_t num_kv_heads;
+  int64_t group;  // query heads of a KV head
+  int64_t head_dim;
+  int64_t page_size;
+  int64_t sliding_window;  // 0: none; otherwise at most kWidestWindow
+  float sm_scale;
+  float soft_cap;  // 0: none
+  bool causal;
 };
 
-using Kernel = void (*)(const RaggedPagedAttentionArgs&, const Item&);
+// Wider than any sequence, and far from overflow.
+inline constexpr int64_t kWidestWindow = int64_t{1} << 32;
 
-// Rows (queries times query heads per KV head) of an item, at most, unless one
-// query alone has more.
-inline constexpr int64_t kMaxRows = 96;
+// Some query tokens of one sequence, with one KV head and its group.
+struct Item {
+  const int32_t* pages;    // of the sequence
+  int64_t kv_len;          // of the sequence
+  int64_t first_row;       // of q and out: the item's first token
+  int64_t first_position;  // where that token stands
+  int64_t num_tokens;
+  int64_t kv_head;
+};
 
-namespace portable {
-void Run(const RaggedPagedAttentionArgs& args, const Item& item);
-}
-namespace avx2 {
-void Run(const RaggedPagedAttentionArgs& args, const Item& item);
-}
-namespace avx512 {
-void Run(const RaggedPagedAttentionArgs& args, const Item& item);
-}
+// Floats of scratch for an item of that many rows.
+int64_t ScratchFloats(int64_t rows, int64_t head_dim);
+
+// `scratch` is aligned to 64 bytes and may hold anything.
+using Kernel = void (*)(const Problem&, const Item&, float* scratch);
+
+struct Kernels {
+  Kernel f32;
+  Kernel bf16;
+};
+
+extern const Kernels kPortableKernels;
+#if PAGEMILL_ATTENTION_X86
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
 
 }  // namespace pagemill::attention
 

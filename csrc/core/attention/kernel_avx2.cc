@@ -1,3 +1,14 @@
-#define PAGEMILL_ISA avx2
-#define PAGEMILL_VECTOR_BYTES 32
+// The kernels for AVX2 with FMA: compiled with -mavx2 -mfma -mf16c -mbmi2.
+#include "csrc/core/attention/kernel.h"
+
+#if PAGEMILL_ATTENTION_X86
+
 #include "csrc/core/attention/kernel-inl.h"
+
+namespace pagemill::attention {
+
+const Kernels kAvx2Kernels = {RunItem<float>, RunItem<BFloat16>};
+
+}  // namespace pagemill::attention
+
+#endif  // PAGEMILL_ATTENTION_X86

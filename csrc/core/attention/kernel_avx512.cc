@@ -1,3 +1,14 @@
-#define PAGEMILL_ISA avx512
-#define PAGEMILL_VECTOR_BYTES 64
+// The kernels for AVX-512: compiled with -march=x86-64-v4.
+#include "csrc/core/attention/kernel.h"
+
+#if PAGEMILL_ATTENTION_X86
+
 #include "csrc/core/attention/kernel-inl.h"
+
+namespace pagemill::attention {
+
+const Kernels kAvx512Kernels = {RunItem<float>, RunItem<BFloat16>};
+
+}  // namespace pagemill::attention
+
+#endif  // PAGEMILL_ATTENTION_X86

@@ -1,148 +1,122 @@
 #include "csrc/core/attention/ragged_paged_attention.h"
 
-#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <string>
+#include <memory>
+#include <new>
 #include <string_view>
 #include <vector>
 
+#include "csrc/core/attention/isa.h"
 #include "csrc/core/attention/kernel.h"
-#include "csrc/core/str_cat.h"
+#include "csrc/core/attention/work.h"
 
 namespace pagemill {
+namespace attention {
+
+int64_t ScratchFloats(int64_t rows, int64_t head_dim) {
+  const auto padded = [](int64_t x) {
+    return (x + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
+  };
+  return padded(rows) * (2 * padded(head_dim) + kBlockKv + 3) +
+         2 * kBlockKv * padded(head_dim);
+}
+
 namespace {
 
-using attention::Item;
-using attention::Kernel;
-using attention::kMaxRows;
+// A helper's share below this is done sooner alone than after a wake-up.
+constexpr double kNanosecondsPerHelper = 50e3;
 
-// A scheduled task costs some 10 us; work below this many multiply-adds is
-// done sooner alone.
-constexpr double kWorkPerHelper = 4e6;
-
-struct Isa {
-  std::string_view name;
-  Kernel run;
-};
-
-// The best first.
-std::vector<Isa> DetectIsas() {
-  std::vector<Isa> isas;
-#if defined(__x86_64__) && !defined(PAGEMILL_SCALAR)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2")) {
-    isas.push_back({"avx512", &attention::avx512::Run});
+// A thread's scratch, kept between calls.
+class Arena {
+ public:
+  static Arena& OfThread() {
+    thread_local Arena arena;
+    return arena;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("bmi2")) {
-    isas.push_back({"avx2", &attention::avx2::Run});
-  }
-#endif
-  isas.push_back({"portable", &attention::portable::Run});
-  return isas;
-}
 
-const std::vector<Isa>& Isas() {
-  static const std::vector<Isa> isas = DetectIsas();
-  return isas;
-}
-
-Result<Kernel> FindKernel(std::string_view name) {
-  std::string names;
-  for (const Isa& isa : Isas()) {
-    if (isa.name == name) return isa.run;
-    names += StrCat(names.empty() ? "" : ", ", isa.name);
-  }
-  return InvalidArgument(StrCat("PAGEMILL_CPU_ISA=", name,
-                                " is not an instruction set of this machine "
-                                "and build, which have ",
-                                names, ". Unset it to take the first."));
-}
-
-Result<Kernel> DefaultKernel() {
-  static const Result<Kernel> kernel = [] {
-    const char* forced = std::getenv("PAGEMILL_CPU_ISA");
-    return forced == nullptr || *forced == '\0'
-               ? Result<Kernel>(Isas().front().run)
-               : FindKernel(forced);
-  }();
-  return kernel;
-}
-
-// Long sequences first, so that no thread starts the longest one last.
-std::vector<Item> MakeItems(const RaggedPagedAttentionArgs& args) {
-  const BatchView& b = args.batch;
-  const int64_t group = args.num_q_heads / args.num_kv_heads;
-  const int64_t step = std::max<int64_t>(kMaxRows / group, 1);
-  std::vector<Item> items;
-  for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
-    for (int64_t q = 0; q < b.q_len(seq); q += step) {
-      for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-        items.push_back({seq, head, b.q_begin(seq) + q,
-                         std::min(step, b.q_len(seq) - q)});
-      }
+  // Null when there is no memory.
+  float* Reserve(int64_t floats) {
+    if (floats > capacity_) {
+      capacity_ = 0;
+      storage_.reset();
+      storage_.reset(static_cast<float*>(
+          ::operator new(static_cast<size_t>(floats) * sizeof(float),
+                         std::align_val_t{kAlignment}, std::nothrow)));
+      if (storage_ != nullptr) capacity_ = floats;
     }
+    return storage_.get();
   }
-  std::stable_sort(items.begin(), items.end(),
-                   [&](const Item& x, const Item& y) {
-                     return b.kv_len(x.seq) * x.q_count >
-                            b.kv_len(y.seq) * y.q_count;
-                   });
-  return items;
-}
 
-int64_t Helpers(const RaggedPagedAttentionArgs& args) {
-  double work = 0;
-  for (int64_t seq = 0; seq < args.batch.num_seqs; ++seq) {
-    work += static_cast<double>(args.batch.q_len(seq)) *
-            static_cast<double>(args.batch.kv_len(seq));
-  }
-  work *= 2.0 * static_cast<double>(args.num_q_heads * args.head_dim);
-  return static_cast<int64_t>(work / kWorkPerHelper);
-}
+ private:
+  static constexpr size_t kAlignment = 64;
+  struct Free {
+    void operator()(float* p) const {
+      ::operator delete(p, std::align_val_t{kAlignment});
+    }
+  };
+  std::unique_ptr<float, Free> storage_;
+  int64_t capacity_ = 0;
+};
 
 void ZeroDeadRows(const RaggedPagedAttentionArgs& args) {
   const BatchView& b = args.batch;
   const int64_t live = b.num_seqs == 0 ? 0 : b.cu_q_lens[b.num_seqs];
-  const int64_t row = args.num_q_heads * args.head_dim *
-                      (args.dtype == DType::kF32 ? 4 : 2);
+  const int64_t row =
+      args.num_q_heads * args.head_dim * (args.dtype == DType::kF32 ? 4 : 2);
   std::memset(static_cast<char*>(args.out) + live * row, 0,
               static_cast<size_t>((b.max_num_tokens - live) * row));
 }
 
-void RunAll(const RaggedPagedAttentionArgs& args, Executor& executor,
-            Kernel kernel) {
+Status Run(const RaggedPagedAttentionArgs& args, Executor& executor,
+           const Kernels& kernels) {
+  if (args.num_q_heads * args.head_dim * args.batch.max_num_tokens == 0) {
+    return Status();
+  }
   ZeroDeadRows(args);
-  const std::vector<Item> items = MakeItems(args);
-  ParallelFor(executor, static_cast<int64_t>(items.size()), Helpers(args),
-              [&](int64_t i) { kernel(args, items[i]); });
+  const Work work = Divide(args);
+  const Kernel kernel = args.dtype == DType::kF32 ? kernels.f32 : kernels.bf16;
+  const int64_t scratch = ScratchFloats(work.max_rows, args.head_dim);
+  std::atomic<bool> out_of_memory{false};
+  ParallelFor(executor, static_cast<int64_t>(work.items.size()),
+              static_cast<int64_t>(work.nanoseconds / kNanosecondsPerHelper),
+              [&](int64_t i) {
+                float* floats = Arena::OfThread().Reserve(scratch);
+                if (floats == nullptr) {
+                  out_of_memory.store(true, std::memory_order_relaxed);
+                  return;
+                }
+                kernel(work.problem, work.items[i], floats);
+              });
+  return out_of_memory.load(std::memory_order_relaxed)
+             ? Internal("Out of memory for the scratch of attention.")
+             : Status();
 }
 
 }  // namespace
+}  // namespace attention
 
 Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,
                             Executor& executor) {
-  const Result<Kernel> kernel = DefaultKernel();
-  if (!kernel.ok()) return kernel.status();
-  RunAll(args, executor, kernel.value());
-  return Status();
+  const Result<attention::Isa> isa = attention::DefaultIsa();
+  if (!isa.ok()) return isa.status();
+  return attention::Run(args, executor, *isa.value().kernels);
 }
 
 Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,
                             Executor& executor, std::string_view isa) {
-  const Result<Kernel> kernel = FindKernel(isa);
-  if (!kernel.ok()) return kernel.status();
-  RunAll(args, executor, kernel.value());
-  return Status();
+  const Result<attention::Isa> found = attention::FindIsa(isa);
+  if (!found.ok()) return found.status();
+  return attention::Run(args, executor, *found.value().kernels);
 }
 
 std::vector<std::string_view> AvailableIsas() {
   std::vector<std::string_view> names;
-  for (const Isa& isa : Isas()) names.push_back(isa.name);
+  for (const attention::Isa& isa : attention::Isas()) {
+    names.push_back(isa.name);
+  }
   return names;
 }
 

@@ -60,11 +60,10 @@ void Prefill(benchmark::State& state, std::string_view isa, DType dtype,
   constexpr int64_t kTokens = 1024;
   TestBatch batch(Shape({{kTokens, kTokens}}, dtype), 0);
   Run(state, batch, isa, helpers);
-  const double flops =
-      4.0 * (kTokens * (kTokens + 1) / 2) * kQHeads * kHeadDim;
-  state.counters["FLOP/s"] = benchmark::Counter(
-      flops * static_cast<double>(state.iterations()),
-      benchmark::Counter::kIsRate);
+  const double flops = 4.0 * (kTokens * (kTokens + 1) / 2) * kQHeads * kHeadDim;
+  state.counters["FLOP/s"] =
+      benchmark::Counter(flops * static_cast<double>(state.iterations()),
+                         benchmark::Counter::kIsRate);
 }
 
 void SmallDecode(benchmark::State& state, std::string_view isa, DType dtype,
@@ -74,8 +73,8 @@ void SmallDecode(benchmark::State& state, std::string_view isa, DType dtype,
 }
 
 const bool kRegistered = [] {
-  using Function = void (*)(benchmark::State&, std::string_view, DType,
-                            int64_t);
+  using Function =
+      void (*)(benchmark::State&, std::string_view, DType, int64_t);
   for (const auto& [name, function] :
        {std::pair<std::string, Function>{"Decode", Decode},
         {"Prefill", Prefill},
@@ -83,10 +82,9 @@ const bool kRegistered = [] {
     for (std::string_view isa : AvailableIsas()) {
       for (DType dtype : {DType::kF32, DType::kBF16}) {
         for (int64_t helpers : {0, 1}) {
-          const std::string full =
-              name + "/" + std::string(isa) +
-              (dtype == DType::kF32 ? "/f32" : "/bf16") +
-              "/threads:" + std::to_string(helpers + 1);
+          const std::string full = name + "/" + std::string(isa) +
+                                   (dtype == DType::kF32 ? "/f32" : "/bf16") +
+                                   "/threads:" + std::to_string(helpers + 1);
           benchmark::RegisterBenchmark(
               full.c_str(),
               [=, run = function](benchmark::State& state) {

@@ -38,8 +38,8 @@ class AttentionTest : public testing::TestWithParam<std::string_view> {
   void Check(TestBatch& batch) {
     Run(batch);
     for (int64_t s = 0; s < batch.num_seqs(); ++s) CheckSequence(batch, s);
-    for (int64_t i = batch.live_rows() * batch.row_size();
-         i < batch.out.size(); ++i) {
+    for (int64_t i = batch.live_rows() * batch.row_size(); i < batch.out.size();
+         ++i) {
       ASSERT_EQ(batch.out.BitsAt(i), 0u) << "dead element " << i;
     }
   }
@@ -249,7 +249,8 @@ TEST_P(AttentionTest, LiveNanShows) {
 
 // C28
 TEST_P(AttentionTest, NeighboursDoNotMatter) {
-  const TestShape base{.sequences = {}, .num_q_heads = 8, .dtype = DType::kBF16};
+  const TestShape base{
+      .sequences = {}, .num_q_heads = 8, .dtype = DType::kBF16};
   TestShape alone = base;
   alone.sequences = {{5, 37}};
   TestBatch single(alone, 3, {99});
@@ -304,9 +305,11 @@ TEST_P(AttentionTest, PositionsPastInt16) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Isas, AttentionTest, testing::ValuesIn(AvailableIsas()),
-    [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Isas, AttentionTest,
+                         testing::ValuesIn(AvailableIsas()),
+                         [](const auto& info) {
+                           return std::string(info.param);
+                         });
 
 class NoThreadsExecutor final : public Executor {
  public:

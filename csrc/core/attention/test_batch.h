@@ -72,9 +72,7 @@ class Tensor {
     }
   }
   // The element's bits, for comparisons that tell -0 from 0 and NaN from NaN.
-  uint32_t BitsAt(int64_t i) const {
-    return std::bit_cast<uint32_t>(Get(i));
-  }
+  uint32_t BitsAt(int64_t i) const { return std::bit_cast<uint32_t>(Get(i)); }
 
  private:
   static uint16_t Narrow(float x) {
@@ -122,8 +120,7 @@ class TestBatch {
   int64_t KeyOffset(int64_t seq, int64_t position, int64_t kv_head) const {
     const int64_t page =
         page_indices_[seq * pages_per_seq_ + position / shape_.page_size];
-    const int64_t slot =
-        page * shape_.page_size + position % shape_.page_size;
+    const int64_t slot = page * shape_.page_size + position % shape_.page_size;
     return (slot * 2 * shape_.num_kv_heads + 2 * kv_head) * shape_.head_dim;
   }
 
@@ -200,8 +197,7 @@ class TestBatch {
     for (int64_t s = 0; s < num_seqs(); ++s) {
       const Sequence& sequence = shape_.sequences[s];
       kv_lens_[s] = static_cast<int32_t>(sequence.kv_len);
-      cu_q_lens_[s + 1] =
-          cu_q_lens_[s] + static_cast<int32_t>(sequence.q_len);
+      cu_q_lens_[s + 1] = cu_q_lens_[s] + static_cast<int32_t>(sequence.q_len);
       for (int64_t p = 0; p < PagesOf(sequence); ++p) {
         page_indices_[s * pages_per_seq_ + p] = free_pages.back();
         free_pages.pop_back();
@@ -245,8 +241,7 @@ class TestBatch {
     return cap == 0 ? dot : cap * std::tanh(dot / cap);
   }
 
-  std::vector<double> ReferenceRow(int64_t seq, int64_t i,
-                                   int64_t head) const {
+  std::vector<double> ReferenceRow(int64_t seq, int64_t i, int64_t head) const {
     const Sequence s = shape_.sequences[seq];
     const int64_t position = s.kv_len - s.q_len + i;
     const int64_t group = shape_.num_q_heads / shape_.num_kv_heads;

@@ -1,71 +1,186 @@
-// float32 vectors of the including file's width, and the functions softmax
-// needs of them.  Included once per instruction set: no include guard, no
-// inline functions that the linker could merge across instruction sets.
+// Vectors of floats, as wide as the including file is compiled for.
+//
+// Only for the kernel_*.cc files: everything has internal linkage, because
+// each of them means something else by it.
+#ifndef PAGEMILL_CSRC_CORE_ATTENTION_VECTOR_INL_H_
+#define PAGEMILL_CSRC_CORE_ATTENTION_VECTOR_INL_H_
 
-namespace pagemill::attention::PAGEMILL_ISA {
+#include <cstdint>
+#include <utility>
+
+namespace pagemill::attention {
 namespace {
 
-constexpr int64_t kLanes = PAGEMILL_VECTOR_BYTES / sizeof(float);
-typedef float Vec __attribute__((vector_size(PAGEMILL_VECTOR_BYTES)));
-typedef int32_t IntVec __attribute__((vector_size(PAGEMILL_VECTOR_BYTES)));
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+inline constexpr int kNumRegisters = 32;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+inline constexpr int kNumRegisters = 16;
+#else
+inline constexpr int kVectorBytes = 16;
+inline constexpr int kNumRegisters = 16;
+#endif
+inline constexpr int kLanes = kVectorBytes / 4;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using Floats = float __attribute__((vector_size(kVectorBytes)));
+using Ints = int32_t __attribute__((vector_size(kVectorBytes)));
+using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
+using HalfBits = uint16_t __attribute__((vector_size(kVectorBytes / 2)));
 
-inline Vec Load(const float* p) {
-  Vec v;
-  __builtin_memcpy(&v, p, sizeof(v));
-  return v;
+struct BFloat16 {
+  uint16_t bits;
+};
+
+constexpr float kInfinity = __builtin_inff();
+
+inline Floats Splat(float x) { return x - Floats{}; }
+inline Ints SplatInt(int32_t x) { return x + Ints{}; }
+inline Floats AsFloats(Bits x) { return reinterpret_cast<Floats>(x); }
+inline Bits AsBits(Floats x) { return reinterpret_cast<Bits>(x); }
+inline Floats Max(Floats a, Floats b) { return a > b ? a : b; }
+
+inline Floats Load(const float* from) {
+  Floats x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  return x;
+}
+inline void Store(Floats x, float* to) { __builtin_memcpy(to, &x, sizeof(x)); }
+
+// bf16 is the upper half of f32.
+inline Floats Load(const BFloat16* from) {
+  HalfBits x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  return AsFloats(__builtin_convertvector(x, Bits) << 16);
 }
 
-inline void Store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
-
-inline Vec Splat(float x) { return x - Vec{}; }
-
-inline Vec Max(Vec a, Vec b) { return a > b ? a : b; }
-
-inline float HorizontalSum(Vec v) {
-  float sum = 0;
-  for (int64_t i = 0; i < kLanes; ++i) sum += v[i];
-  return sum;
+// To the nearest, ties to even; NaN stays NaN.
+inline void Store(Floats x, BFloat16* to) {
+  const Bits bits = AsBits(x);
+  const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Bits quiet = (bits >> 16) | 0x40;
+  const HalfBits half =
+      __builtin_convertvector(x == x ? rounded : quiet, HalfBits);
+  __builtin_memcpy(to, &half, sizeof(half));
 }
 
-inline float HorizontalMax(Vec v) {
-  float max = v[0];
-  for (int64_t i = 1; i < kLanes; ++i) max = v[i] > max ? v[i] : max;
-  return max;
+// The first n < kLanes elements, and 0 behind them.
+template <typename Element>
+inline Floats LoadSome(const Element* from, int64_t n) {
+  Element some[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) some[i] = from[i];
+  return Load(some);
+}
+template <typename Element>
+inline void StoreSome(Floats x, Element* to, int64_t n) {
+  Element some[kLanes];
+  Store(x, some);
+  for (int64_t i = 0; i < n; ++i) to[i] = some[i];
 }
 
-// exp of x <= 0, to about 2 ulp; exactly 0 below -87, -inf included.
-inline Vec ExpNonPositive(Vec x) {
-  const Vec round = Splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
-  const Vec clamped = Max(x, Splat(-87.0f));
-  const Vec n = (clamped * 1.44269504f + round) - round;
-  // The two-part product keeps the remainder exact.
-  const Vec f = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vec p = Splat(1.0f / 5040);
-  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f,
-                        1.0f, 1.0f}) {
-    p = p * f + c;
+using LaneNumbers = std::make_integer_sequence<int, kLanes>;
+
+template <int... kLane>
+inline Ints Iota(std::integer_sequence<int, kLane...>) {
+  return Ints{kLane...};
+}
+inline Ints Iota() { return Iota(LaneNumbers()); }
+
+// Lane i gets what lane i ^ kStep had.
+template <int kStep, int... kLane>
+inline Floats SwapLanes(Floats x, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(x, x, (kLane ^ kStep)...);
+}
+
+template <int kStep = kLanes / 2>
+inline float MaxLane(Floats x) {
+  if constexpr (kStep == 0) {
+    return x[0];
+  } else {
+    return MaxLane<kStep / 2>(Max(x, SwapLanes<kStep>(x, LaneNumbers())));
   }
-  const IntVec bits = (__builtin_convertvector(n, IntVec) + 127) << 23;
-  Vec scale;
-  __builtin_memcpy(&scale, &bits, sizeof(scale));
-  return x < -87.0f ? Vec{} : p * scale;
 }
 
-// tanh: a series where exp would cancel, exp elsewhere.
-inline Vec Tanh(Vec y) {
-  const Vec magnitude = Max(y, -y);
-  const Vec e = ExpNonPositive(magnitude * -2.0f);
-  const Vec far = (1.0f - e) / (1.0f + e);
-  const Vec y2 = y * y;
-  Vec series = Splat(21844.0f / 6081075);
-  for (const float c : {-1382.0f / 155925, 62.0f / 2835, -17.0f / 315,
-                        2.0f / 15, -1.0f / 3, 1.0f}) {
-    series = series * y2 + c;
+template <int kStep = kLanes / 2>
+inline float SumLanes(Floats x) {
+  if constexpr (kStep == 0) {
+    return x[0];
+  } else {
+    return SumLanes<kStep / 2>(x + SwapLanes<kStep>(x, LaneNumbers()));
   }
-  return magnitude < 0.35f ? y * series : (y < 0.0f ? -far : far);
+}
+
+// Exchanges the kStep-sized blocks off the diagonal of each 2 x 2 group.
+template <int kStep, int... kLane>
+inline void ExchangeBlocks(Floats& a, Floats& b,
+                           std::integer_sequence<int, kLane...>) {
+  const Floats upper = __builtin_shufflevector(
+      a, b, ((kLane & kStep) ? kLanes + kLane - kStep : kLane)...);
+  const Floats lower = __builtin_shufflevector(
+      a, b, ((kLane & kStep) ? kLanes + kLane : kLane + kStep)...);
+  a = upper;
+  b = lower;
+}
+
+// Transposes a square in place: kLanes vectors, in log2(kLanes) rounds.
+template <int kStep = kLanes / 2>
+inline void Transpose(Floats (&square)[kLanes]) {
+  if constexpr (kStep > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if ((i & kStep) == 0) {
+        ExchangeBlocks<kStep>(square[i], square[i + kStep], LaneNumbers());
+      }
+    }
+    Transpose<kStep / 2>(square);
+  }
+}
+
+// e^x for x <= 0: within 2 units in the last place, exactly 1 at 0, exactly 0
+// where the result would be denormal and at -inf; NaN stays NaN.
+inline Floats ExpOfNonPositive(Floats x) {
+  constexpr float kLog2E = 1.44269504088896341f;
+  // ln 2 in two parts: n times the first is exact.
+  constexpr float kLn2High = 0.693359375f;
+  constexpr float kLn2Low = -2.12194440e-4f;
+  // Adding it leaves the nearest integer in the low bits, without a
+  // conversion that NaN could upset.
+  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+  const Floats shifted = x * kLog2E + kRounder;
+  const Floats n = shifted - kRounder;
+  const Floats r = (x - n * kLn2High) - n * kLn2Low;
+  // Taylor to r^7 on |r| <= ln 2 / 2: the next term is below 6e-9.
+  Floats p = Splat(1.0f / 5040);
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Floats power = AsFloats((AsBits(shifted) << 23) + (127u << 23));
+  return x < -87.3f ? Floats{} : p * power;
+}
+
+inline float ExpOfNonPositive(float x) { return ExpOfNonPositive(Splat(x))[0]; }
+
+// Within a few units in the last place for any x.
+inline Floats Tanh(Floats x) {
+  const Floats magnitude = AsFloats(AsBits(x) & 0x7fffffffu);
+  const Floats e = ExpOfNonPositive(magnitude * -2.0f);
+  const Floats far = (1.0f - e) / (1.0f + e);
+  // 1 - e cancels near 0; the series does not.
+  const Floats s = x * x;
+  Floats series = Splat(62.0f / 2835);
+  series = series * s - 17.0f / 315;
+  series = series * s + 2.0f / 15;
+  series = series * s - 1.0f / 3;
+  series = series * s * magnitude + magnitude;
+  const Floats unsigned_tanh = magnitude < 0.25f ? series : far;
+  return AsFloats(AsBits(unsigned_tanh) | (AsBits(x) & 0x80000000u));
 }
 
 }  // namespace
-}  // namespace pagemill::attention::PAGEMILL_ISA
+}  // namespace pagemill::attention
+
+#endif  // PAGEMILL_CSRC_CORE_ATTENTION_VECTOR_INL_H_
