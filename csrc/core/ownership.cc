@@ -19,14 +19,16 @@ std::vector<uint8_t>& WrittenMarks(int64_t total_num_pages) {
   return marks;
 }
 
-// Marks written pages; returns how many slots did so.
+// Marks written pages; returns how many there are.
 int64_t MarkWritten(const BatchView& batch, uint8_t* marks) {
   int64_t written = 0;
   for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
     const SlotRange slots = Slots(batch, seq);
     const int32_t* pages = batch.pages(seq);
-    for (int64_t i = slots.written; i < slots.live; ++i) marks[pages[i]] = 1;
-    written += slots.live - slots.written;
+    for (int64_t i = slots.written; i < slots.live; ++i) {
+      written += 1 - marks[pages[i]];
+      marks[pages[i]] = 1;
+    }
   }
   return written;
 }
@@ -90,8 +92,8 @@ SlotRange Slots(const BatchView& batch, int64_t seq) {
 bool OwnershipHolds(const BatchView& batch) {
   uint8_t* marks = WrittenMarks(batch.total_num_pages).data();
   const int64_t written = MarkWritten(batch, marks);
-  // Each written slot finds its own mark; any other slot that finds one names
-  // a written page a second time.
+  // Each written page is found by the slot that writes it; a slot more that
+  // finds one names the page a second time.
   const bool holds = CountMarked(batch, marks) == written;
   ClearWritten(batch, marks);
   return holds;

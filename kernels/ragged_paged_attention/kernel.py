@@ -230,7 +230,7 @@ def _step(static: _Static, r: _Refs, end_seq: Any, state: Any) -> Any:
     """Computes block `block` of `seq` while the next one is on its way."""
     seq, block, half = state
     span = _span(static, r, seq)
-    last = block + 1 >= pl.cdiv(span.end, static.keys)
+    last = block + 1 >= _ceil_div(span.end, static.keys)
     next_seq = jnp.where(last, seq + 1, seq)
     # Past the last sequence nothing is fetched; any valid row will do.
     peek = jnp.minimum(next_seq, end_seq - 1)
@@ -266,6 +266,10 @@ def _first_block(static: _Static, span: _Span) -> Any:
     return lax.div(span.begin, jnp.int32(static.keys))
 
 
+def _ceil_div(x: Any, by: int) -> Any:
+    return lax.div(x + jnp.int32(by - 1), jnp.int32(by))  # int32 in x64 mode
+
+
 def _fetch(
     static: _Static, r: _Refs, seq: Any, block: Any, half: Any, *, start: bool
 ) -> None:
@@ -275,7 +279,7 @@ def _fetch(
     span = _span(static, r, seq)
     first_slot = block * pages
     low = lax.div(span.begin, jnp.int32(page_size)) - first_slot
-    high = pl.cdiv(span.end, page_size) - first_slot
+    high = _ceil_div(span.end, page_size) - first_slot
 
     def copy(i: Any, carry: Any) -> Any:
         slot = seq * static.shape.pages_per_seq + first_slot + i

@@ -6,7 +6,7 @@ search for, where there is one; the remedy is ours.
 
 from __future__ import annotations
 
-from pagemill.batch import BATCH_DERIVED, BATCH_OPERANDS
+from pagemill.batch import BATCH_OPERANDS
 from pagemill.spec import FLOATS, INT32, Attribute, Operand, OpSpec, Relation
 
 _KV_PAGES = Operand("kv_pages", ("N", "page", "C", "Dk"), FLOATS)
@@ -170,7 +170,7 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         _K,
         _V,
     ),
-    derived=(*BATCH_DERIVED, ("num_kv_heads", "C // 2")),
+    derived=(("num_kv_heads", "C // 2"),),
     attributes=ATTRIBUTES,
     relations=(
         *_WRITE_RELATIONS,

@@ -38,7 +38,7 @@ BATCH_OPERANDS = (
         ("S",),
         INT32,
         shape_message=(
-            "Expected kv_lens.shape={kv_lens.shape} to be ({max_num_seqs},) "
+            "Expected kv_lens.shape={kv_lens.shape} to be {expected} "
             "where `max_num_seqs` is `page_indices.shape[0]`."
         ),
         shape_remedy="Give one KV length per row of page_indices.",
@@ -50,9 +50,8 @@ BATCH_OPERANDS = (
         ("S + 1",),
         INT32,
         shape_message=(
-            "Expected cu_q_lens.shape={cu_q_lens.shape} to be "
-            "({max_num_seqs_plus_1},)  where `max_num_seqs` is "
-            "`page_indices.shape[0]`."
+            "Expected cu_q_lens.shape={cu_q_lens.shape} to be {expected}  "
+            "where `max_num_seqs` is `page_indices.shape[0]`."
         ),
         shape_remedy=(
             "cu_q_lens needs max_num_seqs + 1 entries: a leading 0, then the "
@@ -72,12 +71,10 @@ BATCH_OPERANDS = (
     Operand("distribution", ("3",), INT32, optional=True),
     Operand("slot_mapping", ("T",), INT32, optional=True),
 )
-BATCH_DERIVED = (("max_num_seqs_plus_1", "S + 1"),)
 
 BATCH = OpSpec(
     name="RaggedBatch",
     operands=BATCH_OPERANDS,
-    derived=BATCH_DERIVED,
     attributes=tuple(
         Attribute(
             name,

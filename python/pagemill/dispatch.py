@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -139,14 +140,14 @@ def _one_by_one(
 ) -> tuple[jax.Array, int]:
     """vmap: the examples run one after the other."""
     mapped = [
-        operand if dim is batching.not_mapped else jax.numpy.moveaxis(operand, dim, 0)
+        operand if dim is None else jnp.moveaxis(operand, dim, 0)
         for operand, dim in zip(operands, dims, strict=True)
     ]
 
     def one(index: jax.Array) -> Any:
         return primitive.bind(
             *(
-                operand if dim is batching.not_mapped else operand[index]
+                operand if dim is None else operand[index]
                 for operand, dim in zip(mapped, dims, strict=True)
             ),
             **options,
@@ -155,9 +156,9 @@ def _one_by_one(
     size = next(
         operand.shape[0]
         for operand, dim in zip(mapped, dims, strict=True)
-        if dim is not batching.not_mapped
+        if dim is not None
     )
-    return jax.lax.map(one, jax.numpy.arange(size)), 0
+    return jax.lax.map(one, jnp.arange(size)), 0
 
 
 def _no_gradient(name: str, *_: Any, **__: Any) -> Any:

@@ -204,38 +204,43 @@ def _check_operand(
             _fill(message, scope),
             operand.dtype_remedy or f"Cast it: {name}.astype({operand.dtypes[0]!r}).",
         )
-    if len(array.shape) != len(operand.dims):
-        message = operand.shape_message or (
-            f"{name}.shape={tuple(array.shape)} must have "
-            f"{len(operand.dims)} dimensions {_dims(operand)}."
-        )
-        report(
-            _fill(message, scope),
-            operand.shape_remedy or "Reshape it.",
-        )
+    expected = _expected(operand, array, scope)
+    if expected == tuple(array.shape):
         return
-    _bind(operand, array, scope, report)
+    message = operand.shape_message or (
+        f"Expected {name}.shape={tuple(array.shape)} to be {{expected}}, "
+        f"which is {_dims(operand)}."
+    )
+    report(
+        _fill(message, {**scope, "expected": _tuple(expected)}),
+        operand.shape_remedy or "Make the shapes of all arguments agree.",
+    )
 
 
-def _bind(operand: Operand, array: Any, scope: _Scope, report: Any) -> None:
-    """Binds new letters; compares the others."""
-    expected: list[int] = []
-    for dim, size in zip(operand.dims, array.shape, strict=True):
-        if dim.isidentifier() and dim not in scope:
-            scope.bind(dim, size)
+def _expected(
+    operand: Operand, array: Any, scope: _Scope
+) -> tuple[int | str, ...]:
+    """The shape that the letters ask for; binds those not bound before.
+
+    A dimension whose letters are unknown, since an operand is faulty, is
+    expected as it is found, or by its name where the rank is wrong.
+    """
+    same_rank = len(array.shape) == len(operand.dims)
+    expected: list[int | str] = []
+    for axis, dim in enumerate(operand.dims):
+        if same_rank and dim.isidentifier() and dim not in scope:
+            scope.bind(dim, array.shape[axis])
         try:
             expected.append(evaluate(dim, scope))
         except _Unbound:
-            expected.append(size)
-    if tuple(expected) != tuple(array.shape):
-        message = operand.shape_message or (
-            f"Expected {operand.name}.shape={tuple(array.shape)} to be "
-            f"{tuple(expected)}, which is {_dims(operand)}."
-        )
-        report(
-            _fill(message, scope),
-            operand.shape_remedy or "Make the shapes of all arguments agree.",
-        )
+            unknown = LETTERS.get(dim, dim)
+            expected.append(array.shape[axis] if same_rank else unknown)
+    return tuple(expected)
+
+
+def _tuple(shape: tuple[int | str, ...]) -> str:
+    comma = "," if len(shape) == 1 else ""
+    return f"({', '.join(map(str, shape))}{comma})"
 
 
 def _dims(operand: Operand) -> str:
