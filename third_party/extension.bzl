@@ -1,0 +1,20 @@
+"""Everything the build takes from outside, as one module extension.
+
+Each repository is fetched only when something needs it: the C++ tests install
+no Python packages, and the wheel needs no GoogleTest.
+"""
+
+load("//third_party/benchmark:repository.bzl", "benchmark_repository")
+load("//third_party/googletest:repository.bzl", "googletest_repository")
+load("//third_party/nanobind:repository.bzl", "nanobind_repository")
+load("//third_party/python:host.bzl", "host_python_repository")
+load("//third_party/xla_ffi:repository.bzl", "xla_ffi_repository")
+
+def _third_party_impl(_mctx):
+    host_python_repository(name = "host_python")
+    nanobind_repository(name = "nanobind")
+    xla_ffi_repository(name = "xla_ffi")
+    googletest_repository(name = "googletest")
+    benchmark_repository(name = "benchmark")
+
+third_party = module_extension(implementation = _third_party_impl)
