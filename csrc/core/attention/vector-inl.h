@@ -136,6 +136,21 @@ inline void Transpose(Floats (&square)[kLanes]) {
   }
 }
 
+// Lane i gets the sum of the lanes of x[i]; x is used up.
+template <int kStep = kLanes / 2>
+inline Floats SumEach(Floats (&x)[kLanes]) {
+  if constexpr (kStep == 0) {
+    return x[0];
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kStep; ++i) {
+      ExchangeBlocks<kStep>(x[i], x[i + kStep], LaneNumbers());
+      x[i] += x[i + kStep];
+    }
+    return SumEach<kStep / 2>(x);
+  }
+}
+
 // e^x for x <= 0: within 2 units in the last place, exactly 1 at 0, exactly 0
 // where the result would be denormal and at -inf; NaN stays NaN.
 inline Floats ExpOfNonPositive(Floats x) {
