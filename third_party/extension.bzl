@@ -8,10 +8,13 @@ load("//third_party/benchmark:repository.bzl", "benchmark_repository")
 load("//third_party/googletest:repository.bzl", "googletest_repository")
 load("//third_party/nanobind:repository.bzl", "nanobind_repository")
 load("//third_party/python:host.bzl", "host_python_repository")
+load("//third_party/python:packages.bzl", "packages_repository")
 load("//third_party/xla_ffi:repository.bzl", "xla_ffi_repository")
 
 def _third_party_impl(_mctx):
     host_python_repository(name = "host_python")
+    packages_repository(name = "python_packages", lock = "packages")
+    packages_repository(name = "lint_packages", lock = "lint")
     nanobind_repository(name = "nanobind")
     xla_ffi_repository(name = "xla_ffi")
     googletest_repository(name = "googletest")

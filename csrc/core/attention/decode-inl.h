@@ -46,7 +46,7 @@ template <typename Element>
 inline void Prefetch(const Element* key, int64_t head_dim) {
   const char* line = reinterpret_cast<const char*>(key);
   const int64_t bytes = 2 * head_dim * static_cast<int64_t>(sizeof(Element));
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 3);
 }
 
 // Scores of kRows rows with kLanes / kRows tokens.
