@@ -16,29 +16,32 @@
 namespace pagemill::attention {
 namespace {
 
-struct TokenBlock {
-  int64_t begin;  // first token
+// Keys of a block's tokens where they lie; a value is head_dim behind its key.
+template <typename Element>
+struct BlockKeys {
+  const Element* keys[kBlockKv];
   int64_t count;
 };
 
-// Where the block's keys are; the last one repeats up to a whole vector of
-// tokens, whose scores nobody looks at.
+// Where the keys of tokens [begin, begin + count) are; the last one repeats up
+// to a whole vector of tokens, whose scores nobody looks at.
 template <typename Element>
-inline void LocateKeys(const Problem& p, const Item& item, TokenBlock block,
-                       const Element* (&keys)[kBlockKv]) {
+inline void LocateKeys(const Problem& p, const Item& item, int64_t begin,
+                       int64_t count, BlockKeys<Element>& to) {
+  to.count = count;
   const int64_t token_stride = 2 * p.num_kv_heads * p.head_dim;
-  int64_t page = block.begin / p.page_size;
-  int64_t slot = block.begin % p.page_size;
+  int64_t page = begin / p.page_size;
+  int64_t slot = begin % p.page_size;
   const Element* head =
       static_cast<const Element*>(p.kv_pages) + 2 * item.kv_head * p.head_dim;
   int64_t i = 0;
-  for (; i < block.count; ++page, slot = 0) {
+  for (; i < count; ++page, slot = 0) {
     const Element* first =
         head + (item.pages[page] * p.page_size + slot) * token_stride;
-    const int64_t stop = Min(block.count, i + p.page_size - slot);
-    for (; i < stop; ++i, first += token_stride) keys[i] = first;
+    const int64_t stop = Min(count, i + p.page_size - slot);
+    for (; i < stop; ++i, first += token_stride) to.keys[i] = first;
   }
-  for (; i < RoundUp(block.count, kLanes); ++i) keys[i] = keys[block.count - 1];
+  for (; i < RoundUp(count, kLanes); ++i) to.keys[i] = to.keys[count - 1];
 }
 
 // A token's key and value lie side by side.
@@ -46,7 +49,7 @@ template <typename Element>
 inline void Prefetch(const Element* key, int64_t head_dim) {
   const char* line = reinterpret_cast<const char*>(key);
   const int64_t bytes = 2 * head_dim * static_cast<int64_t>(sizeof(Element));
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 3);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 2);
 }
 
 // Scores of kRows rows with kLanes / kRows tokens.
@@ -121,52 +124,68 @@ inline void AccumulateTile(const Problem& p, int64_t row, int64_t d,
   }
 }
 
+// Scores of kRows rows with the block; fetches the next block's tokens
+// meanwhile, a few at a time, if there are any.
 template <int kRows, typename Element>
-void ScoreRows(const Problem& p, int64_t row, int64_t count,
-               const Element* const* keys, const Workspace& w) {
-  for (int64_t token = 0; token < count; token += kLanes / kRows) {
-    ScoreTile<kRows>(p, row, token, keys, w);
+void ScoreRows(const Problem& p, int64_t row, const BlockKeys<Element>& block,
+               const BlockKeys<Element>* next, const Workspace& w) {
+  constexpr int kTokens = kLanes / kRows;
+  for (int64_t token = 0; token < block.count; token += kTokens) {
+    if (next != nullptr) {
+      const int64_t end = Min(token + kTokens, next->count);
+      for (int64_t i = token; i < end; ++i) Prefetch(next->keys[i], p.head_dim);
+    }
+    ScoreTile<kRows>(p, row, token, block.keys, w);
   }
 }
 
 template <int kRows, typename Element>
-void AccumulateRows(const Problem& p, int64_t row, int64_t count,
-                    const Element* const* keys, const Workspace& w) {
+void AccumulateRows(const Problem& p, int64_t row,
+                    const BlockKeys<Element>& block, const Workspace& w) {
   constexpr int kWide = kNumRegisters >= 32 ? 4 : 2;
   int64_t d = 0;
   for (; d + kWide * kLanes <= p.head_dim; d += kWide * kLanes) {
-    AccumulateTile<kRows, kWide, false>(p, row, d, count, keys, w);
+    AccumulateTile<kRows, kWide, false>(p, row, d, block.count, block.keys, w);
   }
   for (; d + kLanes <= p.head_dim; d += kLanes) {
-    AccumulateTile<kRows, 1, false>(p, row, d, count, keys, w);
+    AccumulateTile<kRows, 1, false>(p, row, d, block.count, block.keys, w);
   }
   if (d < p.head_dim) {
-    AccumulateTile<kRows, 1, true>(p, row, d, count, keys, w);
+    AccumulateTile<kRows, 1, true>(p, row, d, block.count, block.keys, w);
   }
 }
 
-// All keys of the block are seen by all rows: there is one token.
+// All rows see all keys of the block: there is one token.  `next` is the block
+// to fetch, or null.
 template <typename Element>
-void DecodeBlock(const Problem& p, int64_t count, const Element* const* keys,
-                 const Workspace& w) {
+void DecodeBlock(const Problem& p, const BlockKeys<Element>& block,
+                 const BlockKeys<Element>* next, const Workspace& w) {
   int64_t row = 0;
-  for (; row + 4 <= p.group; row += 4) ScoreRows<4>(p, row, count, keys, w);
-  for (; row + 2 <= p.group; row += 2) ScoreRows<2>(p, row, count, keys, w);
-  if (row < p.group) ScoreRows<1>(p, row, count, keys, w);
+  for (; row + 4 <= p.group; row += 4, next = nullptr) {
+    ScoreRows<4>(p, row, block, next, w);
+  }
+  for (; row + 2 <= p.group; row += 2, next = nullptr) {
+    ScoreRows<2>(p, row, block, next, w);
+  }
+  if (row < p.group) ScoreRows<1>(p, row, block, next, w);
 
-  const int64_t width = RoundUp(count, kLanes);
+  const int64_t width = RoundUp(block.count, kLanes);
   for (row = 0; row < p.group; ++row) {
-    SoftenRow(p, {0, count}, width, row, w);
+    SoftenRow(p, {0, block.count}, width, row, w);
   }
 
   row = 0;
-  for (; row + 4 <= p.group; row += 4) {
-    AccumulateRows<4>(p, row, count, keys, w);
-  }
-  for (; row + 2 <= p.group; row += 2) {
-    AccumulateRows<2>(p, row, count, keys, w);
-  }
-  if (row < p.group) AccumulateRows<1>(p, row, count, keys, w);
+  for (; row + 4 <= p.group; row += 4) AccumulateRows<4>(p, row, block, w);
+  for (; row + 2 <= p.group; row += 2) AccumulateRows<2>(p, row, block, w);
+  if (row < p.group) AccumulateRows<1>(p, row, block, w);
+}
+
+// The part of the sequence's keys in the block that starts at `base`.
+template <typename Element>
+inline void LocateBlock(const Problem& p, const Item& item, int64_t base,
+                        Range seen, BlockKeys<Element>& to) {
+  const int64_t begin = Max(seen.begin, base);
+  LocateKeys(p, item, begin, Min(seen.end, base + kBlockKv) - begin, to);
 }
 
 template <typename Element>
@@ -174,22 +193,16 @@ void RunDecode(const Problem& p, const Item& item, float* scratch) {
   const Workspace w = Carve(scratch, p.group, p.head_dim);
   LoadQueries<Element>(p, item, w);
   const Range seen = VisibleKeys(p, item);
-  const Element* keys[2][kBlockKv];
-  const auto block_at = [&seen](int64_t base) {
-    const int64_t begin = Max(seen.begin, base);
-    return TokenBlock{begin, Min(seen.end, base + kBlockKv) - begin};
-  };
+  BlockKeys<Element> blocks[2];
   int64_t base = seen.begin / kBlockKv * kBlockKv;
-  if (base < seen.end) LocateKeys(p, item, block_at(base), keys[0]);
+  if (base < seen.end) LocateBlock(p, item, base, seen, blocks[0]);
   for (int turn = 0; base < seen.end; base += kBlockKv, turn ^= 1) {
+    BlockKeys<Element>* next = nullptr;
     if (base + kBlockKv < seen.end) {
-      const TokenBlock next = block_at(base + kBlockKv);
-      LocateKeys(p, item, next, keys[turn ^ 1]);
-      for (int64_t i = 0; i < next.count; ++i) {
-        Prefetch(keys[turn ^ 1][i], p.head_dim);
-      }
+      next = &blocks[turn ^ 1];
+      LocateBlock(p, item, base + kBlockKv, seen, *next);
     }
-    DecodeBlock<Element>(p, block_at(base).count, keys[turn], w);
+    DecodeBlock(p, blocks[turn], next, w);
   }
   StoreResults<Element>(p, item, w);
 }
