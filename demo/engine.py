@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 import pagemill
+from pagemill.testing import oracle
+
 from demo.scheduler import Running, Scheduler
 from demo.traces import Request
 from demo.values import ModelShape
-from pagemill.testing import oracle
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 _CHECKED_QUERIES = 16
@@ -26,7 +26,7 @@ _CHECKED_QUERIES = 16
 class Options:
     """What the loop runs; defaults fit a laptop."""
 
-    model: ModelShape = ModelShape()
+    model: ModelShape = dataclasses.field(default_factory=ModelShape)
     dtype: str = "float32"
     total_num_pages: int = 4096
     page_size: int = 16

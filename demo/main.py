@@ -70,9 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=_positive, default=160, help="default: %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="of drawn requests")
-    parser.add_argument(
-        "--dtype", choices=sorted(TOLERANCE), default="float32"
-    )
+    parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="float32")
     parser.add_argument("--sliding-window", type=_positive, metavar="KEYS")
     parser.add_argument("--soft-cap", type=float, metavar="CAP")
     parser.add_argument(

@@ -14,21 +14,21 @@ import jax
 
 from demo.engine import TOLERANCE, Engine, Step
 
+try:
+    from rich import progress as rich_progress
+except ImportError:
+    rich_progress = None  # type: ignore[assignment]
+
 _SHOWN_STEPS = 20
 
 
 @contextlib.contextmanager
 def progress(total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
     """A bar on a terminal, where rich is installed; else nothing."""
-    if quiet or not sys.stdout.isatty():
+    if quiet or rich_progress is None or not sys.stdout.isatty():
         yield lambda: None
         return
-    try:
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda: None
-        return
-    with Progress(transient=True) as bar:
+    with rich_progress.Progress(transient=True) as bar:
         task = bar.add_task("steps", total=total)
         yield lambda: bar.advance(task)
 

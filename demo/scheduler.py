@@ -6,6 +6,7 @@ import collections
 import dataclasses
 
 import pagemill
+
 from demo.traces import Request
 
 

@@ -35,9 +35,7 @@ class ModelShape:
         heads = self.heads(kind)
         positions = np.arange(begin, end, dtype=np.uint64)[:, None]
         lanes = np.arange(heads * self.head_dim, dtype=np.uint64)[None, :]
-        stream = np.uint64(
-            (self.seed * 1_000_003 + request) * 4 + KINDS[kind]
-        )
+        stream = np.uint64((self.seed * 1_000_003 + request) * 4 + KINDS[kind])
         mixed = _mix(
             _mix(positions + (stream << np.uint64(24)))
             + (lanes << np.uint64(1))

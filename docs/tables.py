@@ -1,6 +1,6 @@
 """Writes docs/checks.md and docs/ops.md from what the package declares.
 
-    ./bazelw run //:python -- docs/tables.py [--check]
+./bazelw run //:python -- docs/tables.py [--check]
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def checks() -> str:
 
 def ops() -> str:
     """Every op's operands, options, relations and limits."""
-    sections = [_section(op) for op in (RAGGED_PAGED_ATTENTION, UPDATE_KV_PAGES)]
+    sections = [
+        _section(op) for op in (RAGGED_PAGED_ATTENTION, UPDATE_KV_PAGES)
+    ]
     letters = ", ".join(f"{a} {name}" for a, name in LETTERS.items())
     head = f"# What the ops accept\n\n{_NOTE}\nLetters: {letters}.\n"
     return "\n".join([head, *sections])
@@ -66,7 +68,10 @@ def _section(op: OpSpec) -> str:
         lines.append(
             f"| {attribute.name} | {attribute.kind} | {default} | {rules} |"
         )
-    lines += ["", "Relations: " + ", ".join(f"`{r.rule}`" for r in op.relations)]
+    lines += [
+        "",
+        "Relations: " + ", ".join(f"`{r.rule}`" for r in op.relations),
+    ]
     for platform, limits in op.limits.items():
         rules = ", ".join(f"`{limit.rule}`" for limit in limits)
         lines += ["", f"On {platform}: {rules}"]
@@ -80,8 +85,11 @@ def pages() -> dict[pathlib.Path, str]:
 
 def main(arguments: list[str]) -> int:
     """Writes the pages, or with --check only compares them."""
-    stale = [p for p, text in pages().items()
-             if not p.exists() or p.read_text(encoding="utf-8") != text]
+    stale = [
+        p
+        for p, text in pages().items()
+        if not p.exists() or p.read_text(encoding="utf-8") != text
+    ]
     if "--check" in arguments:
         for path in stale:
             print(f"{path.name} is stale: run docs/tables.py", file=sys.stderr)

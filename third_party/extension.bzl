@@ -5,6 +5,7 @@ no Python packages, and the wheel needs no GoogleTest.
 """
 
 load("//third_party/benchmark:repository.bzl", "benchmark_repository")
+load("//third_party/buildifier:repository.bzl", "buildifier_repository")
 load("//third_party/googletest:repository.bzl", "googletest_repository")
 load("//third_party/nanobind:repository.bzl", "nanobind_repository")
 load("//third_party/python:host.bzl", "host_python_repository")
@@ -19,5 +20,6 @@ def _third_party_impl(_mctx):
     xla_ffi_repository(name = "xla_ffi")
     googletest_repository(name = "googletest")
     benchmark_repository(name = "benchmark")
+    buildifier_repository(name = "buildifier")
 
 third_party = module_extension(implementation = _third_party_impl)

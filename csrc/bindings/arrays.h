@@ -28,8 +28,7 @@ Int32Output<kRank> TakeOver(Owner owner, std::initializer_list<size_t> shape) {
   auto kept = std::make_unique<Owner>(std::move(owner));
   int32_t* data = kept->data();
   nanobind::capsule deleter(
-      kept.release(),
-      [](void* p) noexcept { delete static_cast<Owner*>(p); });
+      kept.release(), [](void* p) noexcept { delete static_cast<Owner*>(p); });
   return Int32Output<kRank>(data, shape, deleter);
 }
 

@@ -12,8 +12,8 @@ void BindFfi(nb::module_& m) {
       "registrations",
       [] {
         nb::dict handlers;
-        handlers["pagemill_ragged_paged_attention"] = nb::capsule(
-            reinterpret_cast<void*>(PagemillRaggedPagedAttention));
+        handlers["pagemill_ragged_paged_attention"] =
+            nb::capsule(reinterpret_cast<void*>(PagemillRaggedPagedAttention));
         return handlers;
       },
       nb::sig("def registrations() -> dict[str, object]"),

@@ -43,32 +43,37 @@ void BindPagePool(nb::module_& m) {
            }),
            "total_num_pages"_a, "page_size"_a)
       .def("open", &PagePool::Open)
-      .def("close",
-           [](PagePool& pool, SequenceHandle handle) {
-             RaiseIfError(pool.Close(handle));
-           },
-           "handle"_a)
-      .def("fork",
-           [](PagePool& pool, SequenceHandle handle) {
-             return ValueOrRaise(pool.Fork(handle));
-           },
-           "handle"_a)
-      .def("truncate",
-           [](PagePool& pool, SequenceHandle handle, int64_t length) {
-             RaiseIfError(pool.Truncate(handle, length));
-           },
-           "handle"_a, "length"_a)
-      .def("length",
-           [](const PagePool& pool, SequenceHandle handle) {
-             return ValueOrRaise(pool.Length(handle));
-           },
-           "handle"_a)
+      .def(
+          "close",
+          [](PagePool& pool, SequenceHandle handle) {
+            RaiseIfError(pool.Close(handle));
+          },
+          "handle"_a)
+      .def(
+          "fork",
+          [](PagePool& pool, SequenceHandle handle) {
+            return ValueOrRaise(pool.Fork(handle));
+          },
+          "handle"_a)
+      .def(
+          "truncate",
+          [](PagePool& pool, SequenceHandle handle, int64_t length) {
+            RaiseIfError(pool.Truncate(handle, length));
+          },
+          "handle"_a, "length"_a)
+      .def(
+          "length",
+          [](const PagePool& pool, SequenceHandle handle) {
+            return ValueOrRaise(pool.Length(handle));
+          },
+          "handle"_a)
       .def("pages", &Pages, "handle"_a)
-      .def("reference_count",
-           [](const PagePool& pool, int64_t page) {
-             return ValueOrRaise(pool.ReferenceCount(page));
-           },
-           "page"_a)
+      .def(
+          "reference_count",
+          [](const PagePool& pool, int64_t page) {
+            return ValueOrRaise(pool.ReferenceCount(page));
+          },
+          "page"_a)
       .def("take_page_copies",
            [](PagePool& pool) { return Pairs(pool.TakePageCopies()); })
       .def("audit",

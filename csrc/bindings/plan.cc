@@ -37,22 +37,22 @@ Int32Output<1> Vector(Int32Array array) {
 PlanArrays HandOver(Plan plan) {
   const size_t rows = static_cast<size_t>(plan.sizes.max_num_seqs);
   const size_t width = static_cast<size_t>(plan.sizes.pages_per_seq);
-  return {.kv_lens = Vector(std::move(plan.kv_lens)),
-          .page_indices =
-              TakeOver<2>(std::move(plan.page_indices), {rows, width}),
-          .cu_q_lens = Vector(std::move(plan.cu_q_lens)),
-          .num_seqs = Vector(std::move(plan.num_seqs)),
-          .distribution = Vector(std::move(plan.distribution)),
-          .slot_mapping = Vector(std::move(plan.slot_mapping)),
-          .order = Vector(std::move(plan.order))};
+  return {
+      .kv_lens = Vector(std::move(plan.kv_lens)),
+      .page_indices = TakeOver<2>(std::move(plan.page_indices), {rows, width}),
+      .cu_q_lens = Vector(std::move(plan.cu_q_lens)),
+      .num_seqs = Vector(std::move(plan.num_seqs)),
+      .distribution = Vector(std::move(plan.distribution)),
+      .slot_mapping = Vector(std::move(plan.slot_mapping)),
+      .order = Vector(std::move(plan.order))};
 }
 
 PlanArrays PlanStep(Planner& planner, const Input<int64_t, 1>& handles,
                     const Input<int64_t, 1>& counts) {
   if (handles.shape(0) != counts.shape(0)) {
-    Raise(InvalidArgument(StrCat("handles and counts differ in length: ",
-                                 handles.shape(0), " and ", counts.shape(0),
-                                 ".")));
+    Raise(InvalidArgument(
+        StrCat("handles and counts differ in length: ", handles.shape(0),
+               " and ", counts.shape(0), ".")));
   }
   Result<Plan> plan = [&] {
     nb::gil_scoped_release release;
@@ -84,9 +84,9 @@ void BindPlanner(nb::module_& m) {
   nb::class_<Planner>(m, "Planner", "Writes the metadata of a step.")
       .def(nb::new_([](std::shared_ptr<PagePool> pool, int64_t max_num_tokens,
                        int64_t max_num_seqs, int64_t pages_per_seq) {
-             return ValueOrRaise(
-                 Planner::Create(std::move(pool), {max_num_tokens, max_num_seqs,
-                                                   pages_per_seq}));
+             return ValueOrRaise(Planner::Create(
+                 std::move(pool),
+                 {max_num_tokens, max_num_seqs, pages_per_seq}));
            }),
            "pool"_a, "max_num_tokens"_a, "max_num_seqs"_a, "pages_per_seq"_a)
       .def("plan", &PlanStep, "handles"_a, "counts"_a);

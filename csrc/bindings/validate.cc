@@ -81,8 +81,9 @@ void BindTypes(nb::module_& m) {
              "Also page ownership, and decode and prefill rows.");
   nb::class_<Violation>(m, "Violation", "One broken rule of a batch's values.")
       .def_ro("code", &Violation::code)
-      .def_prop_ro("sequence",
-                   [](const Violation& v) { return NoneIfNegative(v.sequence); })
+      .def_prop_ro(
+          "sequence",
+          [](const Violation& v) { return NoneIfNegative(v.sequence); })
       .def_prop_ro("index",
                    [](const Violation& v) { return NoneIfNegative(v.index); })
       .def_ro("value", &Violation::value)

@@ -1,7 +1,7 @@
 // BatchView: a ragged batch's metadata as plain pointers, owned by the caller.
 //
-// Letters: S max_num_seqs, P pages_per_seq, N total_num_pages, T max_num_tokens.
-// Rows at and past num_seqs, and page slots at and past
+// Letters: S max_num_seqs, P pages_per_seq, N total_num_pages, T
+// max_num_tokens. Rows at and past num_seqs, and page slots at and past
 // ceil(kv_len / page_size) of a live row, are dead and may hold anything.
 #ifndef PAGEMILL_CSRC_CORE_BATCH_VIEW_H_
 #define PAGEMILL_CSRC_CORE_BATCH_VIEW_H_

@@ -55,8 +55,7 @@ bool InRange(const BatchView& batch, int32_t page) {
   return page >= 0 && page < batch.total_num_pages;
 }
 
-Violation WrittenTwice(int64_t seq, int64_t slot, int32_t page,
-                       int64_t other) {
+Violation WrittenTwice(int64_t seq, int64_t slot, int32_t page, int64_t other) {
   std::string message =
       other == seq
           ? StrCat("page ", page, " is written through two slots of sequence ",
@@ -64,8 +63,8 @@ Violation WrittenTwice(int64_t seq, int64_t slot, int32_t page,
           : StrCat("page ", page, " is written this step by sequence ", other,
                    " and sequence ", seq, ": page_indices[", seq, ", ", slot,
                    "].");
-  return {CheckCode::kPageWrittenTwice, seq, slot, page, other,
-          std::move(message)};
+  return {
+      CheckCode::kPageWrittenTwice, seq, slot, page, other, std::move(message)};
 }
 
 Violation SharedWritten(int64_t seq, int64_t slot, int32_t page,
@@ -76,8 +75,8 @@ Violation SharedWritten(int64_t seq, int64_t slot, int32_t page,
           page,
           writer,
           StrCat("page ", page, " is written this step by sequence ", writer,
-                 " while sequence ", seq, " reads it: page_indices[", seq,
-                 ", ", slot, "].")};
+                 " while sequence ", seq, " reads it: page_indices[", seq, ", ",
+                 slot, "].")};
 }
 
 }  // namespace

@@ -32,10 +32,10 @@ Result<std::unique_ptr<PagePool>> PagePool::Create(int64_t total_num_pages,
                                   " must be in range [1, ", kInt32Max, "]."));
   }
   if (total_num_pages * page_size > kInt32Max) {
-    return InvalidArgument(
-        StrCat("total_num_pages=", total_num_pages, " times page_size=",
-               page_size, " is ", total_num_pages * page_size,
-               " token slots, which do not fit int32. Use fewer pages."));
+    return InvalidArgument(StrCat(
+        "total_num_pages=", total_num_pages, " times page_size=", page_size,
+        " is ", total_num_pages * page_size,
+        " token slots, which do not fit int32. Use fewer pages."));
   }
   return std::unique_ptr<PagePool>(new PagePool(total_num_pages, page_size));
 }
@@ -205,14 +205,15 @@ Status PagePool::Find(SequenceHandle handle, uint32_t* slot) const {
   }
   const Sequence& seq = sequences_[*slot];
   if (generation < int64_t{seq.generation} || !seq.open) {
-    return refuse("is closed. Open a new one; a closed sequence keeps nothing.");
+    return refuse(
+        "is closed. Open a new one; a closed sequence keeps nothing.");
   }
   return Status();
 }
 
 Status PagePool::CheckAppend(std::span<const SequenceHandle> handles,
-                             std::span<const int64_t> counts,
-                             int64_t max_pages, int64_t* need) {
+                             std::span<const int64_t> counts, int64_t max_pages,
+                             int64_t* need) {
   ++appends_;
   *need = 0;
   for (size_t i = 0; i < handles.size(); ++i) {

@@ -32,8 +32,7 @@ int32_t OrderRows(std::span<const int64_t> counts, Plan& plan) {
   const int32_t decodes = row;
   take(false);
   std::fill(plan.cu_q_lens.data() + row + 1,
-            plan.cu_q_lens.data() + plan.cu_q_lens.size(),
-            plan.cu_q_lens[row]);
+            plan.cu_q_lens.data() + plan.cu_q_lens.size(), plan.cu_q_lens[row]);
   return decodes;
 }
 
@@ -60,15 +59,15 @@ void FillDead(int64_t live_rows, int64_t live_tokens, Plan& plan) {
 }
 
 Plan MakePlan(const PlanSizes& sizes, size_t requests) {
-  Plan plan{.kv_lens = Int32Array(sizes.max_num_seqs),
-            .page_indices =
-                Int32Array(sizes.max_num_seqs * sizes.pages_per_seq),
-            .cu_q_lens = Int32Array(sizes.max_num_seqs + 1),
-            .num_seqs = Int32Array(1),
-            .distribution = Int32Array(3),
-            .slot_mapping = Int32Array(sizes.max_num_tokens),
-            .order = Int32Array(static_cast<int64_t>(requests)),
-            .sizes = sizes};
+  Plan plan{
+      .kv_lens = Int32Array(sizes.max_num_seqs),
+      .page_indices = Int32Array(sizes.max_num_seqs * sizes.pages_per_seq),
+      .cu_q_lens = Int32Array(sizes.max_num_seqs + 1),
+      .num_seqs = Int32Array(1),
+      .distribution = Int32Array(3),
+      .slot_mapping = Int32Array(sizes.max_num_tokens),
+      .order = Int32Array(static_cast<int64_t>(requests)),
+      .sizes = sizes};
   std::fill_n(plan.page_indices.data(), plan.page_indices.size(), 0);
   return plan;
 }
@@ -103,9 +102,8 @@ Result<Planner> Planner::Create(std::shared_ptr<PagePool> pool,
       {"pages_per_seq", sizes.pages_per_seq}};
   for (const auto& [name, size] : named) {
     if (size < 1 || size > kInt32Max) {
-      return InvalidArgument(StrCat(name, "=", size,
-                                    " must be in range [1, ", kInt32Max,
-                                    "]."));
+      return InvalidArgument(
+          StrCat(name, "=", size, " must be in range [1, ", kInt32Max, "]."));
     }
   }
   if (sizes.max_num_seqs * sizes.pages_per_seq > kInt32Max) {
@@ -119,10 +117,11 @@ Result<Planner> Planner::Create(std::shared_ptr<PagePool> pool,
 
 Status Planner::CheckCounts(std::span<const int64_t> counts) const {
   if (static_cast<int64_t>(counts.size()) > sizes_.max_num_seqs) {
-    return InvalidArgument(
-        StrCat(counts.size(), " sequences must be less or equal to "
-               "max_num_seqs=", sizes_.max_num_seqs,
-               ". Split the step, or use a larger planner."));
+    return InvalidArgument(StrCat(
+        counts.size(),
+        " sequences must be less or equal to "
+        "max_num_seqs=",
+        sizes_.max_num_seqs, ". Split the step, or use a larger planner."));
   }
   int64_t total = 0;
   for (size_t i = 0; i < counts.size(); ++i) {

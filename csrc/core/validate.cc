@@ -49,7 +49,8 @@ bool LengthsHold(const BatchView& b) {
     const int64_t kv_len = b.kv_len(seq);
     bad |= (q_len < 0) | (q_len > kv_len) | (kv_len < 0) | (kv_len > capacity);
   }
-  return !bad && (b.num_seqs == 0 || b.cu_q_lens[b.num_seqs] <= b.max_num_tokens);
+  return !bad &&
+         (b.num_seqs == 0 || b.cu_q_lens[b.num_seqs] <= b.max_num_tokens);
 }
 
 bool PagesHold(const BatchView& b) {
@@ -126,9 +127,9 @@ class Locator {
         {"max_num_tokens", b_.max_num_tokens}};
     for (const auto& [name, size] : sizes) {
       if (size > 0 && size <= kInt32Max) continue;
-      Report(CheckCode::kSize, -1, -1, size, kInt32Max,
-             StrCat(name, "=", size, " must be in range (0, ", kInt32Max,
-                    "]."));
+      Report(
+          CheckCode::kSize, -1, -1, size, kInt32Max,
+          StrCat(name, "=", size, " must be in range (0, ", kInt32Max, "]."));
     }
     if (!found_.empty()) return;
     LocateProduct("total_num_pages", b_.total_num_pages, "page_size",
@@ -138,8 +139,8 @@ class Locator {
     if (b_.num_seqs > b_.max_num_seqs) {
       Report(CheckCode::kNumSeqs, -1, 0, b_.num_seqs, b_.max_num_seqs,
              StrCat("num_seqs[0]=", b_.num_seqs,
-                    " must be less or equal to max_num_seqs=",
-                    b_.max_num_seqs, "."));
+                    " must be less or equal to max_num_seqs=", b_.max_num_seqs,
+                    "."));
     } else if (b_.num_seqs < 0) {
       Report(CheckCode::kNumSeqs, -1, 0, b_.num_seqs, 0,
              StrCat("num_seqs[0]=", b_.num_seqs, " must be in range [0, ",
@@ -191,8 +192,8 @@ class Locator {
       Report(CheckCode::kCuQLensFalls, seq, seq + 1, b_.cu_q_lens[seq + 1],
              b_.cu_q_lens[seq],
              StrCat("cu_q_lens falls at sequence ", seq, ": it starts at ",
-                    b_.cu_q_lens[seq], " and ends at ",
-                    b_.cu_q_lens[seq + 1], "."));
+                    b_.cu_q_lens[seq], " and ends at ", b_.cu_q_lens[seq + 1],
+                    "."));
       usable = false;
     }
     if (kv_len < 0) {
@@ -209,12 +210,12 @@ class Locator {
     }
     const int64_t pages = (kv_len + b_.page_size - 1) / b_.page_size;
     if (pages > b_.pages_per_seq) {
-      Report(CheckCode::kRowTooShort, seq, seq, pages, b_.pages_per_seq,
-             StrCat("pages_per_seq=", b_.pages_per_seq,
-                    " must be greater or equal to min_pages_per_seq=", pages,
-                    " given max_kv_len=", kv_len,
-                    " and page_size=", b_.page_size,
-                    ". That is the length of sequence ", seq, "."));
+      Report(
+          CheckCode::kRowTooShort, seq, seq, pages, b_.pages_per_seq,
+          StrCat("pages_per_seq=", b_.pages_per_seq,
+                 " must be greater or equal to min_pages_per_seq=", pages,
+                 " given max_kv_len=", kv_len, " and page_size=", b_.page_size,
+                 ". That is the length of sequence ", seq, "."));
       usable = false;
     }
     return usable;
@@ -242,8 +243,7 @@ class Locator {
     }
     for (int64_t seq = decode; seq < prefill; ++seq) {
       if (b_.q_len(seq) == b_.q_len(decode)) continue;
-      Report(CheckCode::kPrefillRow, seq, seq, b_.q_len(seq),
-             b_.q_len(decode),
+      Report(CheckCode::kPrefillRow, seq, seq, b_.q_len(seq), b_.q_len(decode),
              StrCat("q_len=", b_.q_len(seq), " must be ", b_.q_len(decode),
                     " at sequence ", seq, ", as for all of the prefill range [",
                     decode, ", ", prefill, ")."));

@@ -29,5 +29,7 @@ def weigh(logits: Any, highest: Any) -> tuple[Any, Any, Any]:
 
 
 def normalise(acc: Any, total: Any) -> Any:
-    """acc / total; 0 where a row saw no key."""
-    return jnp.where(total == 0.0, 0.0, acc / jnp.where(total == 0.0, 1.0, total))
+    """Divides acc by total; 0 where a row saw no key."""
+    return jnp.where(
+        total == 0.0, 0.0, acc / jnp.where(total == 0.0, 1.0, total)
+    )

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
-
 from pagemill import dispatch, spec
 from pagemill.batch import RaggedBatch, as_int32
 from pagemill.dispatch import Implementation, Implementations
@@ -142,7 +141,9 @@ def update_kv_pages(
     Raises:
       PagemillError: shapes or dtypes that do not fit.
     """
-    slots = _slots(batch, _metadata(batch), batch.max_num_tokens, batch.page_size)
+    slots = _slots(
+        batch, _metadata(batch), batch.max_num_tokens, batch.page_size
+    )
     spec.check(
         UPDATE_KV_PAGES,
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-
 from pagemill import dispatch
 from pagemill.params import AttentionParams, Tuning
 

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-
 from pagemill.kernels.common import masking, softmax
 from pagemill.kernels.ragged_paged_attention import tuning as tuning_lib
 from pagemill.kernels.ragged_paged_attention.tuning import (
@@ -48,8 +47,7 @@ def ragged_paged_attention_tpu(
 ) -> jax.Array:
     """Attention of every live query token; see the op for the arguments.
 
-    Args:
-      interpret: False, or pltpu.InterpretParams to run on a CPU.
+    ``interpret`` is False, or pltpu.InterpretParams to run on a CPU.
     """
     num_tokens, num_q_heads, head_dim = q.shape
     total_num_pages, page_size, combined, _ = kv_pages.shape
@@ -88,9 +86,11 @@ def _call(
     block = pl.BlockSpec(
         (heads, None, rows, shape.head_dim), lambda i, *_: (0, i, 0, 0)
     )
-    words = [] if shape.dtype.itemsize == 4 else [
-        pltpu.VMEM((keys * heads, shape.head_dim), jnp.uint32)
-    ]
+    words = (
+        []
+        if shape.dtype.itemsize == 4
+        else [pltpu.VMEM((keys * heads, shape.head_dim), jnp.uint32)]
+    )
     return pl.pallas_call(
         functools.partial(_kernel, _Static(shape, blocks, params)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -99,9 +99,7 @@ def _call(
             in_specs=[block, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=block,
             scratch_shapes=[
-                pltpu.VMEM(
-                    (2, keys * 2 * heads, shape.head_dim), shape.dtype
-                ),
+                pltpu.VMEM((2, keys * 2 * heads, shape.head_dim), shape.dtype),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
@@ -310,9 +308,7 @@ def _attend(
     key = block * static.keys + lax.broadcasted_iota(
         jnp.int32, (rows, static.keys), 1
     )
-    seen = masking.visible(
-        token + span.offset, key, span.kv_len, static.params
-    )
+    seen = masking.visible(token + span.offset, key, span.kv_len, static.params)
     seen &= (token >= span.token_begin) & (token < span.token_end)
     fetched = block * static.keys + lax.broadcasted_iota(
         jnp.int32, (static.keys, static.shape.head_dim), 0
@@ -354,7 +350,7 @@ def _update(
 
 
 def _dot(a: Any, b: Any, contracting: int) -> Any:
-    """a's last axis against one of b's, summed in float32."""
+    """A's last axis against one of b's, summed in float32."""
     exact = a.dtype == jnp.float32  # The default would round to bfloat16.
     return lax.dot_general(
         a,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-
 from pagemill.kernels.common import masking, softmax
 from pagemill.params import AttentionParams
 
@@ -54,9 +53,7 @@ def ragged_paged_attention_xla(
         return lax.cond(q_len <= _FEW_QUERIES, few, many, seq, out)
 
     live = jnp.clip(num_seqs[0], 0, page_indices.shape[0])
-    out = lax.fori_loop(
-        jnp.int32(0), live, sequence, jnp.zeros_like(inputs.q)
-    )
+    out = lax.fori_loop(jnp.int32(0), live, sequence, jnp.zeros_like(inputs.q))
     return out[: q.shape[0]]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-
 from pagemill.params import Tuning
 
 # One DMA brings a whole page; its rows must fill whole tiles of VMEM.

@@ -26,9 +26,7 @@ def slot_mapping(
     live = jnp.clip(num_seqs[0], 0, rows)
     token = jnp.arange(max_num_tokens, dtype=jnp.int32)
     # Rows behind num_seqs may hold anything: they end where the live ones do.
-    ends = jnp.where(
-        jnp.arange(rows) < live, cu_q_lens[1:], cu_q_lens[live]
-    )
+    ends = jnp.where(jnp.arange(rows) < live, cu_q_lens[1:], cu_q_lens[live])
     seq = jnp.searchsorted(ends, token, side="right").astype(jnp.int32)
     seq = jnp.minimum(seq, rows - 1)
     position = kv_lens[seq] - cu_q_lens[seq + 1] + token
@@ -66,6 +64,4 @@ def copy_pages(kv_pages: Any, copies: Any) -> jax.Array:
       The updated pages.
     """
     kv_pages, copies = jnp.asarray(kv_pages), jnp.asarray(copies)
-    return kv_pages.at[copies[:, 1]].set(
-        kv_pages[copies[:, 0]], mode="drop"
-    )
+    return kv_pages.at[copies[:, 1]].set(kv_pages[copies[:, 0]], mode="drop")

@@ -137,7 +137,9 @@ def as_int32(name: str, value: Any) -> Any:
                 f"Cast it: {name}.astype(jnp.int32).",
             )
         return value
-    if hasattr(value, "shape") and not isinstance(value, (np.ndarray, np.generic)):
+    if hasattr(value, "shape") and not isinstance(
+        value, (np.ndarray, np.generic)
+    ):
         return value  # A ShapeDtypeStruct or the like: the spec looks at it.
     try:
         array = np.asarray(value)
@@ -180,7 +182,9 @@ def _require_int32_values(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def _one_problem(name: str, message: str, remedy: str) -> PagemillError:
-    return PagemillError(f"{message} {remedy}", [Problem(name, message, remedy)])
+    return PagemillError(
+        f"{message} {remedy}", [Problem(name, message, remedy)]
+    )
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -62,7 +62,9 @@ def make_op(
 
     def lower(platform: Implementation, run: Callable[..., jax.Array]) -> Any:
         def rule(
-            *operands: Any, implementation: Implementation | None, **options: Any
+            *operands: Any,
+            implementation: Implementation | None,
+            **options: Any,
         ) -> jax.Array:
             if implementation not in (None, platform):
                 raise UnsupportedError(_wrong_platform(name, implementation))

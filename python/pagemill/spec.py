@@ -130,7 +130,12 @@ def evaluate(expression: str, scope: Mapping[str, Any]) -> Any:
         # The expressions are constants of the package, never user input.
         return eval(  # noqa: S307
             expression,
-            {"__builtins__": {}, "min": min, "max": max, "isfinite": math.isfinite},
+            {
+                "__builtins__": {},
+                "min": min,
+                "max": max,
+                "isfinite": math.isfinite,
+            },
             scope,
         )
     except NameError as error:
@@ -202,7 +207,8 @@ def _check_operand(
         )
         report(
             _fill(message, scope),
-            operand.dtype_remedy or f"Cast it: {name}.astype({operand.dtypes[0]!r}).",
+            operand.dtype_remedy
+            or f"Cast it: {name}.astype({operand.dtypes[0]!r}).",
         )
     expected = _expected(operand, array, scope)
     if expected == tuple(array.shape):

@@ -133,5 +133,3 @@ def _refuse_tracers(batch: RaggedBatch) -> None:
 
 def _host(array: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.ascontiguousarray(array)
-
-

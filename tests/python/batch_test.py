@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from pagemill import PagemillError, RaggedBatch
+
 from tests.python.b0 import i32, metadata
 
 

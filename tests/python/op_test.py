@@ -8,9 +8,8 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import pytest
-
 import pagemill
+import pytest
 from pagemill import (
     PagemillError,
     PagePool,
@@ -21,6 +20,7 @@ from pagemill import (
     UnsupportedError,
 )
 from pagemill.testing import oracle
+
 from tests.python.b0 import i32, metadata
 
 METADATA = ("kv_lens", "page_indices", "cu_q_lens", "num_seqs")
@@ -36,7 +36,9 @@ def bare(batch: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(batch[name] for name in METADATA)
 
 
-def expected(q: Any, kv_pages: Any, batch: dict[str, Any], **options: Any) -> Any:
+def expected(
+    q: Any, kv_pages: Any, batch: dict[str, Any], **options: Any
+) -> Any:
     options = {"sm_scale": 128**-0.5} | options
     return oracle.ragged_paged_attention(q, kv_pages, *bare(batch), **options)
 
@@ -73,8 +75,13 @@ def test_lists_and_int64_in_a_tuple() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"sliding_window": 5}, {"soft_cap": 30.0}, {"causal": False},
-                {"sm_scale": np.float32(0.5)}]
+    "options",
+    [
+        {"sliding_window": 5},
+        {"soft_cap": 30.0},
+        {"causal": False},
+        {"sm_scale": np.float32(0.5)},
+    ],
 )
 def test_options_reach_the_cpu(options: dict[str, Any]) -> None:
     q, kv_pages = tensors()
@@ -113,8 +120,13 @@ def test_writes_keys_and_values() -> None:
                 for x in zip(*history[int(request)], strict=True)
             )
             dense = oracle.dense_attention(
-                q[rows], keys, values, sm_scale=128**-0.5, causal=True,
-                sliding_window=None, soft_cap=None,
+                q[rows],
+                keys,
+                values,
+                sm_scale=128**-0.5,
+                causal=True,
+                sliding_window=None,
+                soft_cap=None,
             )
             np.testing.assert_allclose(out[rows], dense, atol=1e-4, rtol=1e-4)
         assert not np.asarray(out[batch.cu_q_lens[-1] :]).any()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pagemill
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import pagemill
 from pagemill import CapacityError, PagemillError, PagePool, Planner, Sequence
 
 
@@ -89,9 +88,7 @@ def test_equals_naive_planner(data: st.DataObject) -> None:
             [(s.pages.tolist(), s.length, count) for s, count in requests]
         )
         for name, array in expected.items():
-            found = (
-                planner.order if name == "order" else getattr(batch, name)
-            )
+            found = planner.order if name == "order" else getattr(batch, name)
             np.testing.assert_array_equal(found, array, err_msg=name)
             assert found.dtype == np.int32
         pagemill.validate(batch)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from pagemill import CapacityError, PagemillError, PagePool, Planner, Sequence
 
 
 def make(pages: int = 8, page_size: int = 16) -> tuple[PagePool, Planner]:
     pool = PagePool(pages, page_size)
-    return pool, Planner(pool, max_num_tokens=256, max_num_seqs=8,
-                         pages_per_seq=8)
+    return pool, Planner(
+        pool, max_num_tokens=256, max_num_seqs=8, pages_per_seq=8
+    )
 
 
 def state(pool: PagePool, *sequences: Sequence) -> Any:
@@ -160,8 +160,16 @@ def test_open_refuses(tokens: Any) -> None:
 
 @pytest.mark.parametrize(
     ("pages", "page_size"),
-    [(0, 16), (8, 0), (-1, 16), (8.0, 16), (True, 16), (2**31, 16),
-     (2**30, 16), (2**70, 16)],
+    [
+        (0, 16),
+        (8, 0),
+        (-1, 16),
+        (8.0, 16),
+        (True, 16),
+        (2**31, 16),
+        (2**30, 16),
+        (2**70, 16),
+    ],
 )
 def test_bad_sizes(pages: Any, page_size: Any) -> None:
     with pytest.raises(PagemillError):

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from pagemill import SpecError, Tuning, spec
 from pagemill.batch import BATCH
 from pagemill.kernels.ragged_paged_attention.spec import (
@@ -212,7 +211,8 @@ def test_every_operand_is_checked(op: spec.OpSpec) -> None:
     """Each operand, broken in rank, size or dtype alone, is named."""
     good = {
         o.name: array(
-            tuple(spec.evaluate(d, SIZES) for d in o.dims), np.dtype(o.dtypes[0])
+            tuple(spec.evaluate(d, SIZES) for d in o.dims),
+            np.dtype(o.dtypes[0]),
         )
         for o in op.operands
     }
@@ -251,6 +251,6 @@ def test_error_survives_pickling() -> None:
 
     with pytest.raises(SpecError) as info:
         spec.check(RAGGED_PAGED_ATTENTION, operands(q=array((16, 3, 128))))
-    copy = pickle.loads(pickle.dumps(info.value))  # noqa: S301
+    copy = pickle.loads(pickle.dumps(info.value))
     assert str(copy) == str(info.value)
     assert copy.violations == info.value.violations

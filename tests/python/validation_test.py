@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-
 import pagemill
+import pytest
 from pagemill import CheckCode, PagemillError, RaggedBatch
+
 from tests.python.b0 import i32, metadata, with_rows
 
 
@@ -113,9 +113,7 @@ def test_c07_remedy() -> None:
 
 @pytest.mark.parametrize("distribution", [None, i32(0, 0, 0)])
 def test_c09_idle_step(distribution: Any) -> None:
-    pagemill.validate(
-        **metadata(num_seqs=i32(0), distribution=distribution)
-    )
+    pagemill.validate(**metadata(num_seqs=i32(0), distribution=distribution))
 
 
 def test_c10_num_seqs_negative() -> None:
@@ -146,9 +144,7 @@ def test_c13_decode_range() -> None:
         found = violations(**three, distribution=distribution)[0]
         assert found.sequence == 0
         assert "8" in found.message
-        pagemill.validate(
-            **three, distribution=distribution, level="structure"
-        )
+        pagemill.validate(**three, distribution=distribution, level="structure")
 
 
 def test_c15_two_writers() -> None:
@@ -187,7 +183,9 @@ def test_c18_names_the_sequence() -> None:
 
 
 # C31: other integers are fine while their values fit.
-@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.int16, ">i4", "list"])
+@pytest.mark.parametrize(
+    "dtype", [np.int64, np.uint32, np.int16, ">i4", "list"]
+)
 def test_c31_other_integers(dtype: Any) -> None:
     arrays = {
         name: value
@@ -195,7 +193,9 @@ def test_c31_other_integers(dtype: Any) -> None:
         if isinstance(value, np.ndarray)
     }
     for name, value in arrays.items():
-        arrays[name] = value.tolist() if dtype == "list" else value.astype(dtype)
+        arrays[name] = (
+            value.tolist() if dtype == "list" else value.astype(dtype)
+        )
     pagemill.validate(**metadata(**arrays))
     batch = RaggedBatch(**metadata(**arrays))
     assert batch.kv_lens.dtype == np.int32
@@ -287,8 +287,14 @@ def test_bad_sizes(name: str, value: Any) -> None:
 
 def test_argument_mistakes() -> None:
     with pytest.raises(PagemillError, match="lacks page_indices"):
-        pagemill.validate(kv_lens=[1], cu_q_lens=[0, 1], num_seqs=1,
-                          page_size=1, total_num_pages=1, max_num_tokens=1)
+        pagemill.validate(
+            kv_lens=[1],
+            cu_q_lens=[0, 1],
+            num_seqs=1,
+            page_size=1,
+            total_num_pages=1,
+            max_num_tokens=1,
+        )
     with pytest.raises(PagemillError, match="one or the other"):
         pagemill.validate(RaggedBatch(**metadata()), kv_lens=[1])
     with pytest.raises(PagemillError, match="RaggedBatch"):
@@ -341,8 +347,10 @@ def test_c91_cheap_and_complete() -> None:
     # About 1 ms on a quiet core; the bound leaves room for a busy machine.
     assert min(times) < 5e-3, times
 
-    bad = {n: v.copy() if n != "page_size" and hasattr(v, "copy") else v
-           for n, v in good.items()}
+    bad = {
+        n: v.copy() if n != "page_size" and hasattr(v, "copy") else v
+        for n, v in good.items()
+    }
     bad["page_indices"][7, 3] = -1
     bad["page_indices"][100, 63] = bad["page_indices"][99, 63]
     bad["kv_lens"][2000] = 0

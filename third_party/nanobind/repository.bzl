@@ -17,6 +17,5 @@ def _nanobind_impl(rctx):
         "--requirement=requirements.txt",
     ], "Fetching nanobind")
     rctx.symlink(Label("//third_party/nanobind:nanobind.BUILD.bazel"), "BUILD.bazel")
-    rctx.file("defs.bzl", '"""Where the package is, for its stub generator."""\n\nSITE = "%s"\n' % rctx.path("site"))
 
 nanobind_repository = repository_rule(implementation = _nanobind_impl)

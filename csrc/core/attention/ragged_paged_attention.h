@@ -37,7 +37,11 @@ struct RaggedPagedAttentionArgs {
   bool causal = true;
 };
 
-// Dead rows, and rows with no visible key, are written as 0.
+// Query i of a sequence stands at kv_len - q_len + i and sees the keys up to
+// there (causal), of them the last `sliding_window`.  Dead rows, and rows with
+// no visible key, are written as 0.  Dead rows of q, dead page slots and tokens
+// past kv_len are never read; a masked key adds nothing to a row, whatever it
+// and its value hold.
 //   kInvalidArgument: PAGEMILL_CPU_ISA names no instruction set of this
 //     machine.
 Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -292,6 +293,18 @@ TEST_P(AttentionTest, ThreadsDoNotMatter) {
   }
 }
 
+TEST_P(AttentionTest, GroupsMayBeWide) {
+  for (int64_t group : {16, 17, 200}) {
+    TestBatch batch({.sequences = {{1, 70}, {3, 70}},
+                     .num_q_heads = 2 * group,
+                     .num_kv_heads = 2,
+                     .head_dim = 24},
+                    0);
+    Check(batch);
+  }
+}
+
+// C22
 TEST_P(AttentionTest, PositionsPastInt16) {
   for (int64_t kv_len : {32767, 32768, 32769, 70000}) {
     TestBatch batch({.sequences = {{2, kv_len}, {1, 5}},

@@ -1,0 +1,170 @@
+"""Pagemill's C++ core."""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class CheckCode(enum.IntEnum):
+    """What a violation is about."""
+
+    SIZE = 0
+    """page_size, total_num_pages and max_num_tokens are positive"""
+
+    INT32_PRODUCT = 1
+    """total_num_pages * page_size and max_num_seqs * pages_per_seq fit int32"""
+
+    NUM_SEQS = 2
+    """0 <= num_seqs <= max_num_seqs"""
+
+    DISTRIBUTION = 3
+    """0 <= decode <= prefill <= total == num_seqs"""
+
+    CU_Q_LENS_START = 4
+    """cu_q_lens starts at 0"""
+
+    CU_Q_LENS_FALLS = 5
+    """cu_q_lens never falls"""
+
+    TOTAL_TOKENS = 6
+    """cu_q_lens[num_seqs] <= max_num_tokens"""
+
+    KV_LEN_NEGATIVE = 7
+    """kv_lens >= 0 in live rows"""
+
+    QUERY_EXCEEDS_KV = 8
+    """q_len <= kv_len"""
+
+    ROW_TOO_SHORT = 9
+    """ceil(kv_len / page_size) <= pages_per_seq"""
+
+    PAGE_OUT_OF_RANGE = 10
+    """page ids of live slots are in [0, total_num_pages)"""
+
+    DECODE_ROW = 11
+    """decode rows have q_len 1"""
+
+    PREFILL_ROW = 12
+    """prefill rows have one q_len"""
+
+    PAGE_WRITTEN_TWICE = 13
+    """a page written this step belongs to one sequence"""
+
+    SHARED_PAGE_WRITTEN = 14
+    """pages that others read are not written this step"""
+
+class Level(enum.Enum):
+    """How much is checked."""
+
+    STRUCTURE = 0
+    """Lengths, order, ranges and capacities."""
+
+    FULL = 1
+    """Also page ownership, and decode and prefill rows."""
+
+class Violation:
+    """One broken rule of a batch's values."""
+
+    @property
+    def code(self) -> CheckCode: ...
+
+    @property
+    def sequence(self) -> int | None: ...
+
+    @property
+    def index(self) -> int | None: ...
+
+    @property
+    def value(self) -> int: ...
+
+    @property
+    def limit(self) -> int: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+def checks() -> list[tuple[CheckCode, Level, str, str]]:
+    """Every check: (code, level, what must hold, what to do otherwise)."""
+
+def validate(kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: int, distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, *, page_size: int, total_num_pages: int, max_num_tokens: int, level: Level) -> list[Violation]:
+    """All violations of a batch; empty when it is valid."""
+
+def format_violations(violations: Sequence[Violation]) -> str:
+    """The text that errors show."""
+
+class PagePool:
+    """Reference-counted pages."""
+
+    def __init__(self, total_num_pages: int, page_size: int) -> None: ...
+
+    def open(self) -> int: ...
+
+    def close(self, handle: int) -> None: ...
+
+    def fork(self, handle: int) -> int: ...
+
+    def truncate(self, handle: int, length: int) -> None: ...
+
+    def length(self, handle: int) -> int: ...
+
+    def pages(self, handle: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    def reference_count(self, page: int) -> int: ...
+
+    def take_page_copies(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None, None))]: ...
+
+    def audit(self) -> None: ...
+
+    @property
+    def total_num_pages(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def num_free_pages(self) -> int: ...
+
+    @property
+    def num_sequences(self) -> int: ...
+
+class Plan:
+    """One step's arrays."""
+
+    @property
+    def kv_lens(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def page_indices(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None, None))]: ...
+
+    @property
+    def cu_q_lens(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def num_seqs(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def distribution(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def slot_mapping(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def order(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+class Planner:
+    """Writes the metadata of a step."""
+
+    def __init__(self, pool: PagePool, max_num_tokens: int, max_num_seqs: int, pages_per_seq: int) -> None: ...
+
+    def plan(self, handles: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Plan: ...
+
+def registrations() -> dict[str, object]:
+    """XLA FFI handlers by target name."""

@@ -1,0 +1,330 @@
+"""What every implementation of ragged paged attention must do.
+
+A test file subclasses :class:`Suite` and says how its implementation is
+called. Inputs are drawn by pagemill.testing.batches: shuffled, and poisoned
+wherever an implementation has no business.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pagemill.params import AttentionParams
+from pagemill.testing import oracle
+from pagemill.testing.batches import Batch, random_batch
+
+DTYPES = ("float32", "bfloat16")
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
+# (q_len, kv_len): decodes, whole prompts, chunks, and lengths around a page.
+MIXED = ((1, 40), (1, 1), (20, 20), (5, 37), (1, 16), (3, 17))
+
+
+def b0(dtype: Any = np.float32) -> Batch:
+    """One sequence prefilling 8 of 20 tokens, one decoding at 9."""
+    batch = random_batch(
+        ((8, 20), (1, 9)), dtype=dtype, max_num_tokens=16, max_num_seqs=2
+    )
+    return batch.replace(page_indices=batch.page_indices[:, :2].copy())
+
+
+class Suite(abc.ABC):
+    """The tests; subclasses are named Test*."""
+
+    @abc.abstractmethod
+    def attend(self, *operands: Any, params: AttentionParams) -> Any:
+        """Runs the implementation."""
+
+    def run(self, batch: Batch, **options: Any) -> np.ndarray[Any, Any]:
+        options.setdefault("sm_scale", batch.q.shape[-1] ** -0.5)
+        out = self.attend(
+            *map(jnp.asarray, batch.operands),
+            params=AttentionParams(**options),
+        )
+        assert out.shape == batch.q.shape
+        assert out.dtype == batch.q.dtype
+        out = np.asarray(out)
+        # Not just small: exactly 0, and no NaN.
+        np.testing.assert_array_equal(
+            out[batch.num_tokens :].astype(np.float32), 0.0
+        )
+        return out
+
+    def check(self, batch: Batch, **options: Any) -> np.ndarray[Any, Any]:
+        options.setdefault("sm_scale", batch.q.shape[-1] ** -0.5)
+        out = self.run(batch, **options)
+        tolerance = TOLERANCES[batch.q.dtype.name]
+        np.testing.assert_allclose(
+            out.astype(np.float64),
+            oracle.ragged_paged_attention(*batch.operands, **options),
+            atol=tolerance,
+            rtol=tolerance,
+        )
+        return out
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"causal": False},
+            {"soft_cap": 2.0},
+            {"sliding_window": 3},
+            {"sliding_window": 17, "soft_cap": 5.0},
+            {"sliding_window": 6, "causal": False},
+        ],
+        ids=str,
+    )
+    def test_mixed_batch(self, options: dict[str, Any], dtype: str) -> None:
+        self.check(random_batch(MIXED, dtype=jnp.dtype(dtype)), **options)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(
+        "heads",
+        [(8, 8), (8, 2), (25, 5), (7, 1), (12, 12), (9, 3), (1, 1)],
+        ids=str,
+    )
+    def test_head_counts(self, heads: tuple[int, int], dtype: str) -> None:
+        """C36."""
+        self.check(
+            random_batch(
+                ((8, 20), (1, 9)),
+                num_q_heads=heads[0],
+                num_kv_heads=heads[1],
+                dtype=jnp.dtype(dtype),
+            )
+        )
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
+    def test_head_dims(self, head_dim: int, dtype: str) -> None:
+        """C34."""
+        self.check(
+            random_batch(
+                ((8, 20), (1, 9)), head_dim=head_dim, dtype=jnp.dtype(dtype)
+            )
+        )
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("page_size", [1, 2, 8, 32, 128])
+    def test_page_sizes(self, page_size: int, dtype: str) -> None:
+        """C38."""
+        self.check(
+            random_batch(
+                ((8, 20), (1, 9), (2, 130)),
+                page_size=page_size,
+                dtype=jnp.dtype(dtype),
+            )
+        )
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    def test_windows(self, head_dim: int) -> None:
+        """C24; a window of all keys is no window, bit for bit."""
+        batch = random_batch(((1, 100), (4, 50)), head_dim=head_dim)
+        unbounded = self.check(batch)
+        for window in (1, 3, 16, 17, 100, 101, 2**31 - 1):
+            out = self.check(batch, sliding_window=window)
+            if window >= 100:
+                np.testing.assert_array_equal(out, unbounded)
+
+    @pytest.mark.parametrize("window", [1, 2, 64])
+    def test_window_counts_keys(self, window: int) -> None:
+        """C66: with q = 0 the weights are 1 / keys, and V counts them."""
+        batch = random_batch(((70, 80),), head_dim=128)
+        q, kv_pages = np.zeros_like(batch.q), np.zeros_like(batch.kv_pages)
+        slots = batch.pages(0)[:, None] * 16 + np.arange(16)
+        flat = kv_pages.reshape(-1, *kv_pages.shape[2:])
+        for position, slot in enumerate(slots.reshape(-1)[:80]):
+            flat[slot, 1::2, position] = 1.0
+        out = self.run(
+            batch.replace(q=q, kv_pages=kv_pages), sliding_window=window
+        )
+        for row in range(70):
+            seen = np.flatnonzero(out[row, 0])
+            position = 10 + row
+            first = max(position - window + 1, 0)
+            assert seen.tolist() == list(range(first, position + 1))
+
+    def test_tail_of_q(self) -> None:
+        """C19: live rows do not depend on what dead ones hold."""
+        batch = b0()
+        outs = []
+        for tail in (0.0, np.nan, np.inf):
+            q = batch.q.copy()
+            q[batch.num_tokens :] = tail
+            outs.append(self.check(batch.replace(q=q)))
+        np.testing.assert_array_equal(outs[0], outs[1])
+        np.testing.assert_array_equal(outs[0], outs[2])
+
+    @pytest.mark.parametrize("dead", [99, -1, 2**31 - 1])
+    def test_dead_slot(self, dead: int) -> None:
+        """C03."""
+        batch = b0()
+        page_indices = batch.page_indices.copy()
+        page_indices[1, 1] = dead
+        self.check(batch.replace(page_indices=page_indices))
+
+    def test_dead_rows_of_metadata(self) -> None:
+        """C11."""
+        batch = random_batch(((8, 20), (1, 9)), max_num_seqs=4)
+        kv_lens = np.array([20, 9, -5, 9999], np.int32)
+        self.check(batch.replace(kv_lens=kv_lens))
+
+    def test_no_sequences(self) -> None:
+        """C09."""
+        batch = b0().replace(
+            num_seqs=np.zeros(1, np.int32), cu_q_lens=np.zeros(3, np.int32)
+        )
+        assert not self.run(batch).any()
+
+    def test_sequences_without_queries(self) -> None:
+        """Rows with q_len 0 between others, first, and last."""
+        self.check(
+            random_batch(((0, 5), (3, 9), (0, 0), (0, 40), (18, 20), (0, 33)))
+        )
+
+    def test_full_buffers(self) -> None:
+        """No dead row, no dead slot, no dead page."""
+        self.check(
+            random_batch(
+                ((16, 32), (16, 32)),
+                max_num_tokens=32,
+                max_num_seqs=2,
+                pages_per_seq=2,
+                num_dead_pages=0,
+            )
+        )
+
+    def test_one_token(self) -> None:
+        self.check(random_batch(((1, 1),), max_num_tokens=1, max_num_seqs=1))
+
+    def test_many_short_sequences_in_a_block(self) -> None:
+        seqs = [(1 + i % 3, 2 + 5 * i) for i in range(24)]
+        self.check(random_batch(seqs, dtype=jnp.bfloat16))
+
+    def test_chunks_equal_the_whole(self) -> None:
+        """C17: resumed chunks, at the end of a buffer of just their size."""
+        whole = random_batch(((24, 24),), max_num_tokens=24)
+        expected = self.check(whole)
+        for begin, end in ((0, 10), (10, 13), (13, 24)):
+            chunk = whole.replace(
+                q=whole.q[begin:end],
+                kv_lens=np.array([end, 0, 0], np.int32),
+                cu_q_lens=np.array([0, *[end - begin] * 3], np.int32),
+            )
+            np.testing.assert_allclose(
+                self.check(chunk), expected[begin:end], atol=1e-5
+            )
+        self.check(random_batch(((29, 29), (11, 24)), max_num_tokens=40))
+
+    @pytest.mark.parametrize("window", [None, 4])
+    def test_very_negative_logits(self, window: int | None) -> None:
+        """C26: logits of -1e8 are as good as any other."""
+        batch = random_batch(((1, 20),))
+        q = np.full_like(batch.q, 448.0)
+        kv_pages = batch.kv_pages.copy()
+        kv_pages[:, :, 0::2] = -1880.0
+        outside = 20 - window if window else 0
+        for position in range(outside):
+            page = batch.page_indices[0, position // 16]
+            kv_pages[page, position % 16, 0::2] = 1880.0
+        batch = batch.replace(q=q, kv_pages=kv_pages)
+        self.check(batch, sm_scale=1.0, sliding_window=window)
+
+    def test_neighbours_do_not_matter(self) -> None:
+        """C28: the same bits alone and anywhere in a batch."""
+        dtype = jnp.dtype(jnp.bfloat16)
+        alone = random_batch(
+            ((5, 37),),
+            dtype=dtype,
+            max_num_tokens=64,
+            max_num_seqs=16,
+            pages_per_seq=8,
+            num_dead_pages=45,
+        )
+        expected = self.check(alone)[:5]
+        for place in (0, 7, 15):
+            seqs = [(1 + i % 4, 20 + i) for i in range(16)]
+            seqs[place] = (5, 37)
+            batch = random_batch(
+                seqs,
+                dtype=dtype,
+                max_num_tokens=64,
+                pages_per_seq=8,
+                max_num_seqs=16,
+                seed=place,
+            )
+            q, kv_pages = batch.q.copy(), batch.kv_pages.copy()
+            q[batch.rows(place)] = alone.q[:5]
+            kv_pages[batch.pages(place)] = alone.kv_pages[alone.pages(0)]
+            batch = batch.replace(q=q, kv_pages=kv_pages)
+            out = self.check(batch)[batch.rows(place)]
+            np.testing.assert_array_equal(out, expected)
+
+    @pytest.mark.parametrize("poison", [np.nan, np.inf])
+    @pytest.mark.parametrize("seq", [0, 1, 2])
+    def test_bad_values_stay_in_their_sequence(
+        self, seq: int, poison: float
+    ) -> None:
+        """A sequence whose own numbers are broken breaks no other."""
+        batch = random_batch(((3, 20), (4, 30), (2, 9)))
+        expected = self.run(batch)
+        q, kv_pages = batch.q.copy(), batch.kv_pages.copy()
+        q[batch.rows(seq)] = poison
+        kv_pages[batch.pages(seq)] = poison
+        out = self.run(batch.replace(q=q, kv_pages=kv_pages))
+        for other in {0, 1, 2} - {seq}:
+            np.testing.assert_array_equal(
+                out[batch.rows(other)], expected[batch.rows(other)]
+            )
+
+    def test_shared_pages(self) -> None:
+        """Two sequences read one prefix."""
+        batch = random_batch(((1, 40), (1, 35)))
+        page_indices = batch.page_indices.copy()
+        page_indices[1, :2] = page_indices[0, :2]
+        self.check(batch.replace(page_indices=page_indices))
+
+    @pytest.mark.parametrize("kv_len", [32767, 32768, 32769, 40000])
+    def test_far_positions(self, kv_len: int) -> None:
+        """C22."""
+        batch = random_batch(
+            ((1, kv_len), (1, 5)),
+            num_q_heads=2,
+            num_kv_heads=1,
+            page_size=256,
+            dtype=jnp.bfloat16,
+        )
+        self.check(batch, sliding_window=512)
+
+    def test_several_buffer_sizes(self) -> None:
+        """C99: each size is a program of its own."""
+        for tokens in (16, 64, 32, 48):
+            self.check(random_batch(((8, 20), (1, 9)), max_num_tokens=tokens))
+
+
+# What an implementation that checks its metadata refuses to be asked.
+
+
+def check_more_queries_than_keys(implementation: Suite) -> None:
+    """C07 with checks off: rows without a key are 0, the rest is right."""
+    batch = b0()
+    kv_lens = np.array([4, 9], np.int32)
+    out = implementation.check(batch.replace(kv_lens=kv_lens))
+    assert not out[:4].any()
+    assert out[4:8].all()
+
+
+def check_window_cuts_the_work(implementation: Suite) -> None:
+    """C93: pages left of the window are not even looked up."""
+    batch = random_batch(((1, 1024),), page_size=64, num_kv_heads=1)
+    expected = implementation.check(batch, sliding_window=128)
+    page_indices = batch.page_indices.copy()
+    page_indices[0, : 1024 // 64 - 3] = 10**6
+    out = implementation.run(
+        batch.replace(page_indices=page_indices), sliding_window=128
+    )
+    np.testing.assert_array_equal(out, expected)
