@@ -5,7 +5,6 @@ in @python_packages.
 """
 
 load("@host_python//:defs.bzl", "ABI_TAG", "EXTENSION_SUFFIX", "MACHINE", "PACKAGE_VERSION", "PYTHON", "PYTHON_TAG")
-load("@python_packages//:defs.bzl", "SITE")
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 load("//build_defs:cc.bzl", "PAGEMILL_COPTS")
 
@@ -126,7 +125,7 @@ py_wheel = rule(
 # `bazel run`, or when the file is started by hand.
 _LAUNCHER = """#!/bin/bash
 runfiles="${{RUNFILES_DIR:-${{TEST_SRCDIR:-$0.runfiles}}}}/{workspace}"
-export PYTHONPATH="$runfiles/{tree}:{root}{site}"
+export PYTHONPATH="$runfiles/{tree}:{root}$(<"$runfiles/{site}")"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
 # A libtpu without a TPU: JAX must not look for one.
 export JAX_PLATFORMS="${{JAX_PLATFORMS:-cpu}}" TPU_SKIP_MDS_QUERY=1
@@ -137,17 +136,18 @@ exec "{python}" {arguments} "$@"
 """
 
 def _launcher(ctx, arguments, change_folder, with_root):
-    launcher = ctx.actions.declare_file(ctx.label.name)
+    # Not the bare name: it may be that of a folder in the runfiles.
+    launcher = ctx.actions.declare_file(ctx.label.name + ".sh")
     ctx.actions.write(launcher, _LAUNCHER.format(
         workspace = ctx.workspace_name,
         tree = ctx.attr.tree[PyTreeInfo].folder,
         root = "$runfiles:" if with_root else "",
-        site = SITE,
+        site = ctx.file._place.short_path,
         change_folder = change_folder,
         python = PYTHON,
         arguments = arguments,
     ), is_executable = True)
-    files = ctx.files.srcs + ctx.files.data + ctx.files._lock
+    files = ctx.files.srcs + ctx.files.data + [ctx.file._lock, ctx.file._place]
     runfiles = ctx.runfiles(files).merge(ctx.attr.tree[DefaultInfo].default_runfiles)
     for data in ctx.attr.data:
         runfiles = runfiles.merge(data[DefaultInfo].default_runfiles)
@@ -169,7 +169,8 @@ _ATTRS = {
     "env": attr.string_dict(),
     "srcs": attr.label_list(allow_files = [".py"]),
     "tree": attr.label(default = "//:pagemill", providers = [PyTreeInfo]),
-    "_lock": attr.label(default = "@python_packages//:lock.txt", allow_files = True),
+    "_lock": attr.label(default = "@python_packages//:lock.txt", allow_single_file = True),
+    "_place": attr.label(default = "@python_packages//:place.txt", allow_single_file = True),
 }
 
 _pytest_test = rule(implementation = _pytest_test_impl, attrs = _ATTRS, test = True)

@@ -15,9 +15,11 @@ import jax
 from demo.engine import TOLERANCE, Engine, Step
 
 try:
-    from rich import progress as rich_progress
+    from rich.progress import Progress
 except ImportError:
-    rich_progress = None  # type: ignore[assignment]
+    _new_bar: Callable[..., Any] | None = None
+else:
+    _new_bar = Progress
 
 _SHOWN_STEPS = 20
 
@@ -25,10 +27,10 @@ _SHOWN_STEPS = 20
 @contextlib.contextmanager
 def progress(total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
     """A bar on a terminal, where rich is installed; else nothing."""
-    if quiet or rich_progress is None or not sys.stdout.isatty():
+    if quiet or _new_bar is None or not sys.stdout.isatty():
         yield lambda: None
         return
-    with rich_progress.Progress(transient=True) as bar:
+    with _new_bar(transient=True) as bar:
         task = bar.add_task("steps", total=total)
         yield lambda: bar.advance(task)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 
 import pagemill
 
@@ -44,14 +45,18 @@ class Scheduler:
     too_long: list[Request] = dataclasses.field(default_factory=list)
     preemptions: int = 0
     finished: int = 0
+    plan_seconds: float = 0.0
 
     def plan(self) -> tuple[list[tuple[Running, int]], pagemill.RaggedBatch]:
         """The step's rows, in the batch's order, and its metadata."""
         self._admit()
         while True:
             work = self._share_out()
+            requests = [(running.seq, count) for running, count in work]
+            start = time.perf_counter()
             try:
-                batch = self.planner.plan([(r.seq, n) for r, n in work])
+                batch = self.planner.plan(requests)
+                self.plan_seconds = time.perf_counter() - start
             except pagemill.CapacityError:
                 self._preempt()
                 continue
@@ -87,11 +92,23 @@ class Scheduler:
             if request.prompt + request.output > self._capacity():
                 self.too_long.append(self.waiting.popleft())
                 continue
-            pages = -(-request.prompt // self.pool.page_size)
-            if self.running and pages > self.pool.num_free_pages:
+            if self.running and self._pages(request.prompt) > self._unclaimed():
                 return
             self.waiting.popleft()
             self.running.append(Running(request, self.pool.open()))
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.pool.page_size)
+
+    def _unclaimed(self) -> int:
+        """Free pages less what the prompts admitted so far still need."""
+        claimed = sum(
+            self._pages(running.request.prompt)
+            - self._pages(running.seq.length)
+            for running in self.running
+            if running.remaining_prompt
+        )
+        return self.pool.num_free_pages - claimed
 
     def _share_out(self) -> list[tuple[Running, int]]:
         budget = self.planner.max_num_tokens

@@ -40,8 +40,9 @@ class ModelShape:
             _mix(positions + (stream << np.uint64(24)))
             + (lanes << np.uint64(1))
         )
-        uniform = (mixed >> np.uint64(40)).astype(np.float32) / 2**24
-        values = (uniform - 0.5) * np.float32(12**0.5)
+        fraction = (mixed >> np.uint64(40)).astype(np.float32)
+        uniform = fraction / np.float32(2**24) - np.float32(0.5)
+        values = (uniform * np.float32(12**0.5)).astype(np.float32)
         return values.reshape(end - begin, heads, self.head_dim)
 
 

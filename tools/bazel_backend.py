@@ -37,6 +37,7 @@ def build_sdist(
     sdist_directory: str, config_settings: dict[str, Any] | None = None
 ) -> str:
     """There is none: Bazel builds from the checkout."""
+    del sdist_directory, config_settings
     raise SystemExit(
         "pagemill: there is no source distribution. Build a wheel from the "
         "checkout: pip wheel ."

@@ -2,9 +2,12 @@
 # `bazelw run //:lint`: every linter over the source tree; all run, all report.
 # `-- --fix` formats what can be formatted.
 set -uo pipefail
+# The package as it is installed: its sources live in two folders.
+runfiles=${RUNFILES_DIR:-$0.runfiles}
+tree=$runfiles/@TREE@ python=@PYTHON@
+site=$(<"$runfiles/@SITE@") buildifier=$(<"$runfiles/@BUILDIFIER@")
 cd "${BUILD_WORKSPACE_DIRECTORY:?run this with: bazelw run //:lint}" || exit 1
-site=@SITE@ python=@PYTHON@
-export PYTHONPATH=$site MYPY_CACHE_DIR=${TMPDIR:-/tmp}/pagemill-mypy-$UID RUFF_NO_CACHE=true
+export PYTHONPATH=$site MYPYPATH=$tree MYPY_CACHE_DIR=${TMPDIR:-/tmp}/pagemill-mypy-$UID RUFF_NO_CACHE=true
 fix=
 [ "${1:-}" = --fix ] && fix=1
 failed=()
@@ -32,9 +35,9 @@ run "mypy" "$python" -I -c "import sys; sys.path[:0] = ['$site']; from mypy.__ma
 if [ -n "$fix" ]; then "$site/bin/clang-format" -i "${cc[@]}"; fi
 run "clang-format" "$site/bin/clang-format" --dry-run --Werror "${cc[@]}"
 run "layers" "$python" -I tools/check_layers.py
-if [ -x "@BUILDIFIER@" ]; then
-  if [ -n "$fix" ]; then "@BUILDIFIER@" -mode=fix "${bazel[@]}"; fi
-  run "buildifier" "@BUILDIFIER@" -mode=check -lint=warn -warnings=-module-docstring "${bazel[@]}"
+if [ -n "$buildifier" ]; then
+  if [ -n "$fix" ]; then "$buildifier" -mode=fix "${bazel[@]}"; fi
+  run "buildifier" "$buildifier" -mode=check -lint=warn -warnings=-module-docstring "${bazel[@]}"
 else
   echo "lint: buildifier: skipped, npm was not found when the linters were installed"
 fi

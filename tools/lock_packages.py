@@ -48,7 +48,7 @@ def lock(python: str, requirements: pathlib.Path) -> None:
 
 
 def _run(*command: str) -> str:
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 

@@ -240,6 +240,18 @@ class RaggedBatch:
         for name, value in statics.items():
             object.__setattr__(self, name, value)
 
+    @classmethod
+    def from_planned(cls, arrays: Any, statics: tuple[int, ...]) -> RaggedBatch:
+        """The planner's own arrays, which need no checks.
+
+        Args:
+          arrays: has every array as an attribute.
+          statics: page_size, total_num_pages and max_num_tokens.
+        """
+        return cls.tree_unflatten(
+            statics, [getattr(arrays, name) for name in ARRAYS]
+        )
+
     @property
     def max_num_seqs(self) -> int:
         """Rows of page_indices."""

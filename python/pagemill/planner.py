@@ -77,16 +77,13 @@ class Planner:
             np.array([count for _, count in pairs], np.int64),
         )
         self._order = plan.order
-        return RaggedBatch(
-            kv_lens=plan.kv_lens,
-            page_indices=plan.page_indices,
-            cu_q_lens=plan.cu_q_lens,
-            num_seqs=plan.num_seqs,
-            distribution=plan.distribution,
-            slot_mapping=plan.slot_mapping,
-            page_size=self.pool.page_size,
-            total_num_pages=self.pool.total_num_pages,
-            max_num_tokens=self.max_num_tokens,
+        return RaggedBatch.from_planned(
+            plan,
+            (
+                self.pool.page_size,
+                self.pool.total_num_pages,
+                self.max_num_tokens,
+            ),
         )
 
     @property

@@ -120,7 +120,7 @@ class _Scope(dict[str, Any]):
             self[LETTERS[letter]] = value
 
 
-class _Unbound(Exception):
+class _UnboundError(Exception):
     """An expression names a letter that a faulty operand left unbound."""
 
 
@@ -139,7 +139,7 @@ def evaluate(expression: str, scope: Mapping[str, Any]) -> Any:
             scope,
         )
     except NameError as error:
-        raise _Unbound(str(error)) from None
+        raise _UnboundError(str(error)) from None
 
 
 def check(
@@ -170,7 +170,7 @@ def check(
     for letter, expression in spec.derived:
         try:
             scope.bind(letter, evaluate(expression, scope))
-        except _Unbound:
+        except _UnboundError:
             continue
     values = _check_attributes(spec, attributes or {}, scope, problems)
     scope.update(values)
@@ -238,7 +238,7 @@ def _expected(
             scope.bind(dim, array.shape[axis])
         try:
             expected.append(evaluate(dim, scope))
-        except _Unbound:
+        except _UnboundError:
             unknown = LETTERS.get(dim, dim)
             expected.append(array.shape[axis] if same_rank else unknown)
     return tuple(expected)
@@ -268,7 +268,7 @@ def _check_relations(
     for relation in relations:
         try:
             holds = evaluate(relation.rule, scope)
-        except (_Unbound, AttributeError, TypeError, ZeroDivisionError):
+        except (_UnboundError, AttributeError, TypeError, ZeroDivisionError):
             continue
         if not holds:
             problems.append(
@@ -292,7 +292,7 @@ def _check_attributes(
         if value is None and attribute.default:
             try:
                 value = evaluate(attribute.default, scope)
-            except (_Unbound, TypeError, ZeroDivisionError):
+            except (_UnboundError, TypeError, ZeroDivisionError):
                 continue
         if value is not None or attribute.required:
             value = _check_attribute(attribute, value, scope, problems)
@@ -313,7 +313,7 @@ def _check_attribute(
         inner = {**scope, "value": value}
         try:
             holds = evaluate(rule, inner)
-        except _Unbound:
+        except _UnboundError:
             continue
         if not holds:
             problems.append(

@@ -1,4 +1,4 @@
-"""ragged_paged_attention as a JAX op: dispatch, transforms, writes, refusals."""
+"""The op in JAX: dispatch, transforms, writes, refusals."""
 
 from __future__ import annotations
 
@@ -274,8 +274,8 @@ def test_vmap(axes: tuple[Any, Any]) -> None:
     out = jax.vmap(
         lambda q, kv: pagemill.ragged_paged_attention(q, kv, batch), axes
     )(q, kv_pages)
-    for i, (one_q, one_kv) in enumerate(examples):
-        one_kv = one_kv if axes[1] is not None else kv_pages
+    for i, (one_q, own_kv) in enumerate(examples):
+        one_kv = kv_pages if axes[1] is None else own_kv
         np.testing.assert_array_equal(
             out[i], pagemill.ragged_paged_attention(one_q, one_kv, batch)
         )
@@ -361,7 +361,7 @@ def test_shard_map_over_heads() -> None:
     spec = jax.sharding.PartitionSpec
     batch = RaggedBatch(**metadata())
     sharded = jax.shard_map(
-        lambda q, kv, batch: pagemill.ragged_paged_attention(q, kv, batch),
+        pagemill.ragged_paged_attention,
         mesh=mesh,
         in_specs=(
             spec(None, "heads"),

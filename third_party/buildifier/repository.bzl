@@ -4,8 +4,9 @@ _PACKAGE = "@bazel/buildifier@8.2.1"
 _SHA256 = "b96ea9b13003036c801f52bee6f9b0314738f8432e5cb9d814c89f59292604ee"
 
 def _buildifier_impl(rctx):
-    rctx.file("defs.bzl", '"""Where buildifier is; empty without npm."""\n\nBUILDIFIER = "%s"\n' % _fetch(rctx))
-    rctx.file("BUILD.bazel", "")
+    # Where it is; empty without npm.
+    rctx.file("place.txt", _fetch(rctx) + "\n")
+    rctx.file("BUILD.bazel", 'exports_files(["place.txt"])\n')
 
 def _fetch(rctx):
     npm = rctx.which("npm")

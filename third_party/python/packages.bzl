@@ -24,6 +24,13 @@ def pip(rctx, python, arguments, what):
     if result.return_code != 0:
         fail("\n%s: pip failed. It needs the network, or a mirror in pip's configuration:\n%s" % (what, result.stderr))
 
+_BUILD = """\
+exports_files([
+    "lock.txt",
+    "place.txt",
+])
+"""
+
 def _packages_impl(rctx):
     python = find_python(rctx)
     version = "%d.%d" % tuple(python["version"])
@@ -41,8 +48,10 @@ def _packages_impl(rctx):
 
     # In the repository, so that tests and programs find modules compiled.
     rctx.execute([python["executable"], "-I", "-m", "compileall", "-q", "-j0", "site"], timeout = 600)
-    rctx.file("BUILD.bazel", 'exports_files(["lock.txt"])\n')
-    rctx.file("defs.bzl", '"""Where the packages are."""\n\nSITE = "%s"\n' % rctx.path("site"))
+
+    # A file, not a constant in a .bzl: loading a BUILD file installs nothing.
+    rctx.file("place.txt", str(rctx.path("site")) + "\n")
+    rctx.file("BUILD.bazel", _BUILD)
 
 packages_repository = repository_rule(
     implementation = _packages_impl,
