@@ -29,6 +29,8 @@ def nanobind_extension(name, srcs, deps = [], **kwargs):
             "-pthread",
             "-Wl,--gc-sections",
             "-Wl,-s",
+            # Else the file would carry its place in Bazel's output.
+            "-Wl,-soname," + name + EXTENSION_SUFFIX,
             "-Wl,--version-script=$(location //build_defs:extension.lds)",
         ],
         linkshared = True,

@@ -15,8 +15,11 @@ print(json.dumps({
 }))
 """
 
-def find_python(rctx):
-    """Facts about PAGEMILL_PYTHON, or the newest supported interpreter found.
+def host_python(rctx):
+    """Facts about the interpreter in @host_python, for other repositories.
+
+    They come from its file, so that a repository is made anew when the
+    interpreter is another one, and not when it is only named differently.
 
     Args:
       rctx: the repository context.
@@ -24,6 +27,10 @@ def find_python(rctx):
     Returns:
       A dict with what _PROBE prints.
     """
+    return json.decode(rctx.read(Label("@host_python//:facts.json")))
+
+def _find_python(rctx):
+    """Facts about PAGEMILL_PYTHON, or the newest supported interpreter found."""
     chosen = rctx.getenv("PAGEMILL_PYTHON")
     if chosen:
         facts, why = _probe(rctx, chosen)
@@ -75,7 +82,7 @@ def copy_tree(rctx, python, source, target):
 
     Args:
       rctx: the repository context.
-      python: what find_python returned.
+      python: what host_python returned.
       source: the folder.
       target: its new place in the repository.
     """
@@ -110,7 +117,8 @@ PACKAGE_VERSION = "{package}"
 '''
 
 def _host_python_impl(rctx):
-    python = find_python(rctx)
+    python = _find_python(rctx)
+    rctx.file("facts.json", json.encode(python))
     major, minor = python["version"]
     abi3 = minor >= 12 and not python["free_threaded"]
     own_tag = "cp%d%d" % (major, minor)

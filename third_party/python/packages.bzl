@@ -5,14 +5,14 @@ absolute place and have only the lock's copy as an input: Bazel would need long
 to lay out some ten thousand files for every test.
 """
 
-load("//third_party/python:host.bzl", "find_python")
+load("//third_party/python:host.bzl", "host_python")
 
 def pip(rctx, python, arguments, what):
     """Runs pip, or fails with what it said.
 
     Args:
       rctx: the repository context.
-      python: what find_python returned.
+      python: what host_python returned.
       arguments: of pip.
       what: what is being done, for the progress line and the error.
     """
@@ -32,7 +32,7 @@ exports_files([
 """
 
 def _packages_impl(rctx):
-    python = find_python(rctx)
+    python = host_python(rctx)
     version = "%d.%d" % tuple(python["version"])
     lock = rctx.read(Label("//third_party/python:%s_%s.lock" % (rctx.attr.lock, version)))
     rctx.file("lock.txt", lock)

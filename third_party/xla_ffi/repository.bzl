@@ -5,7 +5,7 @@ pass. The wheel is fetched for a fixed Python, whichever is chosen: the headers
 are the same.
 """
 
-load("//third_party/python:host.bzl", "find_python")
+load("//third_party/python:host.bzl", "host_python")
 load("//third_party/python:packages.bzl", "pip")
 
 _WHEEL = "jaxlib==0.10.0 --hash=sha256:9be229993a41e5b2b84f234ecc19a5de02f35eddb1195cf027bd539e1601e15d\n"
@@ -18,7 +18,7 @@ with zipfile.ZipFile(wheel) as archive:
 """
 
 def _xla_ffi_impl(rctx):
-    python = find_python(rctx)
+    python = host_python(rctx)
     rctx.file("requirements.txt", _WHEEL)
     pip(rctx, python, [
         "download",
