@@ -86,11 +86,7 @@ def _call(
     block = pl.BlockSpec(
         (heads, None, rows, shape.head_dim), lambda i, *_: (0, i, 0, 0)
     )
-    words = (
-        []
-        if shape.dtype.itemsize == 4
-        else [pltpu.VMEM((keys * heads, shape.head_dim), jnp.uint32)]
-    )
+    words = tuning_lib.words_shape(shape, blocks)
     return pl.pallas_call(
         functools.partial(_kernel, _Static(shape, blocks, params)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -104,7 +100,7 @@ def _call(
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, shape.head_dim), jnp.float32),
-                *words,
+                *([] if words is None else [pltpu.VMEM(words, jnp.uint32)]),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(
@@ -186,7 +182,7 @@ class _Refs:
     highest: Any  # f32[Hkv, rows, LANES], lanes equal
     total: Any  # f32[Hkv, rows, LANES], lanes equal
     acc: Any  # f32[Hkv, rows, D]
-    words: Any = None  # u32[keys * Hkv, D], for 16-bit types
+    words: Any = None  # u32, see tuning.words_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,25 +296,36 @@ def _attend(
 ) -> None:
     """Adds a block of keys to the state of the sequence's rows."""
     rows = r.q.shape[1]
-    row = lax.broadcasted_iota(jnp.int32, (rows, static.keys), 0)
-    # Rows are group-major and queries a power of two.
-    token = pl.program_id(0) * static.blocks.queries + (
-        row & (static.blocks.queries - 1)
-    )
     key = block * static.keys + lax.broadcasted_iota(
         jnp.int32, (rows, static.keys), 1
     )
+    token = _tokens(static, key.shape)
     seen = masking.visible(token + span.offset, key, span.kv_len, static.params)
-    seen &= (token >= span.token_begin) & (token < span.token_end)
+    seen &= _owned(span, token)
+    own = _owned(span, _tokens(static, r.acc.shape[1:]))
     fetched = block * static.keys + lax.broadcasted_iota(
         jnp.int32, (static.keys, static.shape.head_dim), 0
     )
     fetched = (fetched >= span.begin) & (fetched < span.end)
     if r.words is not None:
-        r.words[...] = pltpu.bitcast(r.kv[half], jnp.uint32)
+        words = pltpu.bitcast(r.kv[half], jnp.uint32)
+        width = r.words.shape[-1]
+        for i in range(r.words.shape[0]):
+            r.words[i] = words[:, i * width : (i + 1) * width]
     for head in range(static.shape.num_kv_heads):
         k, v = _keys_and_values(static, r, half, head)
-        _update(static, r, head, k, jnp.where(fetched, v, 0), seen)
+        _update(static, r, head, k, jnp.where(fetched, v, 0), seen, own)
+
+
+def _tokens(static: _Static, shape: tuple[int, ...]) -> Any:
+    """The token of each row; rows are group-major, queries a power of two."""
+    queries = static.blocks.queries
+    row = lax.broadcasted_iota(jnp.int32, shape, 0)
+    return pl.program_id(0) * queries + (row & (queries - 1))
+
+
+def _owned(span: _Span, token: Any) -> Any:
+    return (token >= span.token_begin) & (token < span.token_end)
 
 
 def _keys_and_values(
@@ -329,24 +336,38 @@ def _keys_and_values(
     if r.words is None:
         k = r.kv[half, pl.ds(2 * head, keys, 2 * heads)]
         return k, r.kv[half, pl.ds(2 * head + 1, keys, 2 * heads)]
-    words = r.words[pl.ds(head, keys, heads)]
+    if r.kv.dtype.itemsize == 4:
+        k = _strided(r.words, 2 * head, keys, 2 * heads)
+        v = _strided(r.words, 2 * head + 1, keys, 2 * heads)
+        return pltpu.bitcast(k, r.kv.dtype), pltpu.bitcast(v, r.kv.dtype)
+    words = _strided(r.words, head, keys, heads)
     low = pltpu.bitcast(words << 16, jnp.float32)
     high = pltpu.bitcast(words & jnp.uint32(0xFFFF0000), jnp.float32)
     return low.astype(r.kv.dtype), high.astype(r.kv.dtype)
 
 
+def _strided(words: Any, start: int, size: int, stride: int) -> Any:
+    parts = [
+        words[i, pl.ds(start, size, stride)] for i in range(words.shape[0])
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
 def _update(
-    static: _Static, r: _Refs, head: int, k: Any, v: Any, seen: Any
+    static: _Static, r: _Refs, head: int, k: Any, v: Any, seen: Any, own: Any
 ) -> None:
+    highest, total = r.highest[head, :, :1], r.total[head, :, :1]
     logits = masking.capped(_dot(r.q[head], k, 1), static.params)
-    weights, highest, factor = softmax.weigh(
-        jnp.where(seen, logits, -jnp.inf), r.highest[head, :, :1]
+    weights, new, factor = softmax.weigh(
+        jnp.where(seen, logits, -jnp.inf), highest
     )
-    total = r.total[head, :, :1] * factor
-    total += jnp.sum(weights, axis=-1, keepdims=True)
-    r.highest[head] = jnp.broadcast_to(highest, r.highest.shape[1:])
+    total = total * factor + jnp.sum(weights, axis=-1, keepdims=True)
+    r.highest[head] = jnp.broadcast_to(new, r.highest.shape[1:])
     r.total[head] = jnp.broadcast_to(total, r.total.shape[1:])
-    r.acc[head] = r.acc[head] * factor + _dot(weights.astype(v.dtype), v, 0)
+    acc = r.acc[head] * factor + _dot(weights.astype(v.dtype), v, 0)
+    # A weight of 0 does not stop a NaN of V: select, so that one sequence's
+    # broken values never reach the rows of another.
+    r.acc[head] = jnp.where(own, acc, r.acc[head])
 
 
 def _dot(a: Any, b: Any, contracting: int) -> Any:

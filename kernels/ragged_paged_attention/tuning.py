@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from pagemill.params import Tuning
@@ -60,6 +61,23 @@ def fit(shape: KernelShape, tuning: Tuning) -> BlockSizes:
     return BlockSizes(pages, queries)
 
 
+def words_shape(
+    shape: KernelShape, blocks: BlockSizes
+) -> tuple[int, int, int] | None:
+    """Shape of the buffer in which a block lies as 32-bit words.
+
+    A strided load takes one head's rows out of it. Such loads know 32-bit
+    types and rows of one tile's lanes only, hence [D / 128, rows, 128]; None
+    where the block itself can be loaded so.
+    """
+    chunks = -(-shape.head_dim // LANES)
+    if shape.dtype.itemsize == 4 and chunks == 1:
+        return None
+    rows = blocks.pages * shape.page_size * 2 * shape.num_kv_heads
+    rows = rows * shape.dtype.itemsize // 4
+    return chunks, rows, min(shape.head_dim, LANES)
+
+
 def vmem_bytes(shape: KernelShape, blocks: BlockSizes) -> int:
     """Bytes of the kernel's buffers in VMEM, tiles padded."""
     lanes = -(-shape.head_dim // LANES) * LANES
@@ -67,11 +85,12 @@ def vmem_bytes(shape: KernelShape, blocks: BlockSizes) -> int:
     rows = blocks.queries * shape.num_q_heads
     item = shape.dtype.itemsize
     kv = 2 * keys * 2 * shape.num_kv_heads * lanes * item
-    words = 0 if item == 4 else keys * shape.num_kv_heads * lanes * 4
+    words = words_shape(shape, blocks)
+    words_bytes = 0 if words is None else math.prod(words[:2]) * LANES * 4
     q_and_out = 2 * 2 * rows * lanes * item  # double-buffered by the pipeline
     state = rows * (lanes + 2 * LANES) * 4
     logits = 2 * rows // shape.num_kv_heads * keys * 4
-    return kv + words + q_and_out + state + logits
+    return kv + words_bytes + q_and_out + state + logits
 
 
 def _power_of_two(at_least: int) -> int:

@@ -1,0 +1,70 @@
+"""The TPU kernel in its interpreter, with races and stray reads caught."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from pagemill.kernels.ragged_paged_attention.kernel import (
+    ragged_paged_attention_tpu,
+)
+from pagemill.params import AttentionParams, Tuning
+from pagemill.testing.batches import random_batch
+from tests.kernels.ragged_paged_attention import suite
+
+INTERPRET = pltpu.InterpretParams(
+    detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan"
+)
+
+
+@functools.cache
+def _compiled(params: AttentionParams, tuning: Tuning) -> Any:
+    return jax.jit(
+        functools.partial(
+            ragged_paged_attention_tpu,
+            params=params,
+            tuning=tuning,
+            interpret=INTERPRET,
+        )
+    )
+
+
+class TestInterpret(suite.Suite):
+    tuning = Tuning()
+
+    def attend(self, *operands: Any, params: AttentionParams) -> Any:
+        out = _compiled(params, self.tuning)(*operands)
+        out.block_until_ready()
+        # A private name, the only one there is: renamed, this must fail.
+        assert not interpret_pallas_call.races.races_found
+        return out
+
+    def test_more_queries_than_keys(self) -> None:
+        suite.check_more_queries_than_keys(self)
+
+    def test_wide_mode(self) -> None:
+        with jax.enable_x64(True):
+            self.check(random_batch(suite.MIXED), sliding_window=9)
+
+    @pytest.mark.parametrize("pages", [1, 2, 3, 5])
+    @pytest.mark.parametrize("queries", [1, 16, 64])
+    def test_block_sizes(self, pages: int, queries: int) -> None:
+        """Blocks that do and do not divide a row of the table (C03)."""
+        self.tuning = Tuning(
+            num_kv_pages_per_block=pages, num_queries_per_block=queries
+        )
+        batch = random_batch(
+            ((20, 70), (1, 33), (9, 9)), page_size=16, dtype=jnp.bfloat16
+        )
+        self.check(batch)
+        self.check(batch, sliding_window=18)
+
+    def test_pages_left_of_the_window_are_not_fetched(self) -> None:
+        self.tuning = Tuning(num_kv_pages_per_block=1)
+        suite.check_window_cuts_the_work(self)
