@@ -152,6 +152,7 @@ main() {
   exec 9>"$final.lock"
   flock 9
   if [ -x "$final/bazel" ]; then return; fi
+  rm -rf "$final".?????? # left by one that was killed
   say "no Bazel found: unpacking Debian's into $final (once, under a minute, 400 MB)"
   check_machine
   work=$(mktemp -d "$final.XXXXXX")
