@@ -14,9 +14,15 @@ LANES = 128
 _KEYS_PER_BLOCK = 256
 _MIN_QUERIES = 16  # rows of a block fill a tile for any group of query heads
 _MANY_TOKENS, _MANY_QUERIES = 512, 32
-# What a core's compiler grants a kernel by default is 16 MiB on the smallest
-# generation; leave room for its own spills.
+# What the compiler grants a kernel by default, on the generations where that is
+# least. Fitted blocks stay well below it.
 _VMEM_BUDGET = 8 * 2**20
+VMEM_DEFAULT = 16 * 2**20
+# Scalar operands lie in SMEM whole, each rounded up; the compiler keeps a
+# few KiB for itself.
+SMEM_BYTES = 2**20
+SMEM_RESERVE = 8 * 2**10
+_SMEM_GRANULE = 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +44,77 @@ class BlockSizes:
 
     pages: int
     queries: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Excess:
+    """A limit of TPUs that a shape goes past."""
+
+    argument: str
+    need: int
+    limit: int
+    unit: str
+    remedy: str
+
+
+def limits(
+    shape: KernelShape, max_num_seqs: int, tuning: Tuning
+) -> tuple[Excess, ...]:
+    """What keeps the kernel from compiling on a TPU; empty if nothing does.
+
+    Any page_size and number of heads will do, and any head_dim up to a tile's
+    lanes: beyond, whole tiles only, since heads are loaded tile by tile.
+    """
+    blocks = fit(shape, tuning)
+    found = []
+    if shape.head_dim > LANES and shape.head_dim % LANES:
+        padded = -(-shape.head_dim // LANES) * LANES
+        found.append(
+            Excess(
+                "head_dim",
+                shape.head_dim,
+                LANES,
+                "lanes, or a multiple",
+                f"Pad q and kv_pages with zeros to {padded}, and keep "
+                "sm_scale as it is for the unpadded head_dim.",
+            )
+        )
+    need, limit = smem_bytes(shape, max_num_seqs, blocks), SMEM_BYTES
+    if need > limit - SMEM_RESERVE:
+        found.append(
+            Excess(
+                "page_indices",
+                need,
+                limit - SMEM_RESERVE,
+                "bytes of scalar memory",
+                "Use larger pages, or fewer sequences per batch.",
+            )
+        )
+    need, limit = vmem_bytes(shape, blocks), tuning.vmem_limit_bytes
+    if need > (limit or VMEM_DEFAULT):
+        found.append(
+            Excess(
+                "vmem_limit_bytes",
+                need,
+                limit or VMEM_DEFAULT,
+                "bytes of vector memory",
+                "Use smaller pages or blocks, or raise vmem_limit_bytes where "
+                "the chip has more.",
+            )
+        )
+    return tuple(found)
+
+
+def smem_bytes(
+    shape: KernelShape, max_num_seqs: int, blocks: BlockSizes
+) -> int:
+    """Bytes of the kernel's scalar operands."""
+    grid = -(-shape.max_num_tokens // blocks.queries)
+    table = max_num_seqs * shape.pages_per_seq
+    return sum(
+        -(-4 * entries // _SMEM_GRANULE) * _SMEM_GRANULE
+        for entries in (grid, grid, max_num_seqs, table, max_num_seqs + 1)
+    )
 
 
 def fit(shape: KernelShape, tuning: Tuning) -> BlockSizes:
@@ -79,7 +156,7 @@ def words_shape(
 
 
 def vmem_bytes(shape: KernelShape, blocks: BlockSizes) -> int:
-    """Bytes of the kernel's buffers in VMEM, tiles padded."""
+    """Bytes of VMEM that the kernel takes, tiles padded; an estimate."""
     lanes = -(-shape.head_dim // LANES) * LANES
     keys = blocks.pages * shape.page_size
     rows = blocks.queries * shape.num_q_heads
@@ -90,7 +167,8 @@ def vmem_bytes(shape: KernelShape, blocks: BlockSizes) -> int:
     q_and_out = 2 * 2 * rows * lanes * item  # double-buffered by the pipeline
     state = rows * (lanes + 2 * LANES) * 4
     logits = 2 * rows // shape.num_kv_heads * keys * 4
-    return kv + words_bytes + q_and_out + state + logits
+    buffers = kv + words_bytes + q_and_out + state + logits
+    return buffers * 9 // 8  # an eighth for the compiler's own
 
 
 def _power_of_two(at_least: int) -> int:

@@ -76,7 +76,8 @@ def test_wide_heads(generation: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "heads", [(8, 8), (4, 2), (25, 5), (7, 1), (12, 12), (9, 3), (1, 1)],
+    "heads",
+    [(8, 8), (4, 2), (25, 5), (7, 1), (12, 12), (9, 3), (1, 1)],
     ids=str,
 )
 def test_head_counts(heads: tuple[int, int], dtype: str) -> None:

@@ -8,6 +8,7 @@ import jax
 import pagemill
 from pagemill.params import AttentionParams
 from pagemill.testing.batches import random_batch
+
 from tests.kernels.ragged_paged_attention import suite
 
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
-
 from pagemill.kernels.ragged_paged_attention.kernel import (
     ragged_paged_attention_tpu,
 )
 from pagemill.params import AttentionParams, Tuning
 from pagemill.testing.batches import random_batch
+
 from tests.kernels.ragged_paged_attention import suite
 
 INTERPRET = pltpu.InterpretParams(

@@ -81,10 +81,18 @@ class Suite(abc.ABC):
     def test_mixed_batch(self, options: dict[str, Any], dtype: str) -> None:
         self.check(random_batch(MIXED, dtype=jnp.dtype(dtype)), **options)
 
-    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(
-        "heads",
-        [(8, 8), (8, 2), (25, 5), (7, 1), (12, 12), (9, 3), (1, 1)],
+        ("heads", "dtype"),
+        [
+            ((8, 8), "float32"),
+            ((25, 5), "float32"),
+            ((1, 1), "float32"),
+            ((8, 2), "bfloat16"),
+            ((25, 5), "bfloat16"),
+            ((7, 1), "bfloat16"),
+            ((12, 12), "bfloat16"),
+            ((9, 3), "bfloat16"),
+        ],
         ids=str,
     )
     def test_head_counts(self, heads: tuple[int, int], dtype: str) -> None:
@@ -108,8 +116,17 @@ class Suite(abc.ABC):
             )
         )
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("page_size", [1, 2, 8, 32, 128])
+    @pytest.mark.parametrize(
+        ("page_size", "dtype"),
+        [
+            (1, "float32"),
+            (8, "float32"),
+            (128, "float32"),
+            (1, "bfloat16"),
+            (2, "bfloat16"),
+            (32, "bfloat16"),
+        ],
+    )
     def test_page_sizes(self, page_size: int, dtype: str) -> None:
         """C38."""
         self.check(
@@ -125,7 +142,7 @@ class Suite(abc.ABC):
         """C24; a window of all keys is no window, bit for bit."""
         batch = random_batch(((1, 100), (4, 50)), head_dim=head_dim)
         unbounded = self.check(batch)
-        for window in (1, 3, 16, 17, 100, 101, 2**31 - 1):
+        for window in (1, 3, 16, 17, 100, 2**31 - 1):
             out = self.check(batch, sliding_window=window)
             if window >= 100:
                 np.testing.assert_array_equal(out, unbounded)

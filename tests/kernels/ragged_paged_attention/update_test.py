@@ -69,9 +69,7 @@ def test_copies_read_before_they_write() -> None:
     copies = np.array([[0, 1], [1, 2], [4, 0]], np.int32)
     expected = kv_pages.copy()
     expected[[1, 2, 0]] = kv_pages[[0, 1, 4]]
-    np.testing.assert_array_equal(
-        update.copy_pages(kv_pages, copies), expected
-    )
+    np.testing.assert_array_equal(update.copy_pages(kv_pages, copies), expected)
     none = np.zeros((0, 2), np.int32)
     np.testing.assert_array_equal(update.copy_pages(kv_pages, none), kv_pages)
 
