@@ -161,6 +161,21 @@ ATTRIBUTES = (
     *_BLOCKS,
 )
 
+# The TPU kernel holds its scalar operands in scalar memory: 1 MiB on every
+# generation, of which the compiler keeps some to itself.
+_SMEM_LIMIT = 2**20
+_SMEM_RESERVE = 4096
+_TPU_LIMITS = (
+    Relation(
+        "smem_bytes <= smem_limit",
+        "page_indices",
+        "page_indices.shape={page_indices.shape} needs {smem_bytes} bytes of "
+        "scalar memory with the other metadata; the limit is {smem_limit}.",
+        "Use pages of at least {fitting_page_size} tokens, so that rows are "
+        "shorter, or fewer sequences.",
+    ),
+)
+
 RAGGED_PAGED_ATTENTION = OpSpec(
     name="ragged_paged_attention",
     operands=(
@@ -170,9 +185,29 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         _K,
         _V,
     ),
-    derived=(("num_kv_heads", "C // 2"),),
+    derived=(
+        ("num_kv_heads", "C // 2"),
+        ("smem_limit", str(_SMEM_LIMIT)),
+        (
+            "smem_bytes",
+            f"4 * (S * P + 2 * S + T // 8 + 4) + {_SMEM_RESERVE}",
+        ),
+        (
+            "fitting_page_size",
+            "page << ((smem_bytes - 1) // smem_limit).bit_length()",
+        ),
+    ),
+    limits={"tpu": _TPU_LIMITS},
     attributes=ATTRIBUTES,
     relations=(
+        Relation(
+            "min(T, S, P, N, page, Hq, C, D) > 0",
+            "q",
+            "q.shape={q.shape}, kv_pages.shape={kv_pages.shape} and "
+            "page_indices.shape={page_indices.shape} must not have a "
+            "dimension of 0.",
+            "Give each at least one row; an idle step has num_seqs 0.",
+        ),
         *_WRITE_RELATIONS,
         Relation(
             "D == Dk",

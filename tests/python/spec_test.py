@@ -246,6 +246,19 @@ def test_every_operand_is_checked(op: spec.OpSpec) -> None:
             assert users == [operand.name], (operand.name, axis)
 
 
+def test_c41_page_table_beyond_scalar_memory() -> None:
+    wide = operands(
+        page_indices=array((256, 2048), np.int32),
+        kv_lens=array((256,), np.int32),
+        cu_q_lens=array((257,), np.int32),
+    )
+    spec.check(RAGGED_PAGED_ATTENTION, wide, platform="cpu")
+    with pytest.raises(SpecError, match=r"\(256, 2048\) needs \d+ bytes") as e:
+        spec.check(RAGGED_PAGED_ATTENTION, wide, platform="tpu")
+    assert "1048576" in str(e.value)
+    assert "at least 64 tokens" in str(e.value)
+
+
 def test_error_survives_pickling() -> None:
     import pickle
 
