@@ -79,24 +79,26 @@ def limits(
                 "sm_scale as it is for the unpadded head_dim.",
             )
         )
-    need, limit = smem_bytes(shape, max_num_seqs, blocks), SMEM_BYTES
-    if need > limit - SMEM_RESERVE:
+    need = smem_bytes(shape, max_num_seqs, blocks)
+    limit = SMEM_BYTES - SMEM_RESERVE
+    if need > limit:
         found.append(
             Excess(
                 "page_indices",
                 need,
-                limit - SMEM_RESERVE,
+                limit,
                 "bytes of scalar memory",
                 "Use larger pages, or fewer sequences per batch.",
             )
         )
-    need, limit = vmem_bytes(shape, blocks), tuning.vmem_limit_bytes
-    if need > (limit or VMEM_DEFAULT):
+    need = vmem_bytes(shape, blocks)
+    limit = tuning.vmem_limit_bytes or VMEM_DEFAULT
+    if need > limit:
         found.append(
             Excess(
                 "vmem_limit_bytes",
                 need,
-                limit or VMEM_DEFAULT,
+                limit,
                 "bytes of vector memory",
                 "Use smaller pages or blocks, or raise vmem_limit_bytes where "
                 "the chip has more.",

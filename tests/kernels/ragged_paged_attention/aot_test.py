@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
 
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
@@ -20,6 +21,7 @@ from pagemill.params import AttentionParams, Tuning
 
 GENERATIONS = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 DTYPES = ("float32", "bfloat16")
+NUM_PAGES = 1000
 
 
 def compile_for(
@@ -48,7 +50,7 @@ def compile_for(
         params=AttentionParams(sm_scale=0.1, **options),
         tuning=Tuning(),
     )
-    pages = (256, page_size, 2 * heads[1], head_dim)
+    pages = (NUM_PAGES, page_size, 2 * heads[1], head_dim)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         traced = jax.jit(run).trace(
             operand((256, heads[0], head_dim), dtype),
@@ -61,11 +63,35 @@ def compile_for(
         return traced.lower(lowering_platforms=("tpu",)).compile()
 
 
+def moves_of_cache(compiled: Any) -> list[str]:
+    """Instructions of the program that rewrite an array of all pages."""
+    return [
+        line.strip()
+        for line in compiled.as_text().splitlines()
+        if re.search(
+            rf"= \w+\[{NUM_PAGES},[^=]* (copy|reshape|transpose|fusion)\(",
+            line,
+        )
+    ]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_generation(generation: str, dtype: str) -> None:
     compiled = compile_for(generation, dtype)
     assert "tpu_custom_call" in compiled.as_text()
+    assert not moves_of_cache(compiled)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(8, 8), (4, 2), (7, 1), (12, 12)], ids=str)
+def test_cache_is_not_copied(heads: tuple[int, int], dtype: str) -> None:
+    assert not moves_of_cache(compile_for("v6e:2x2", dtype, heads=heads))
+
+
+def test_copies_of_the_cache_are_seen() -> None:
+    """The check above finds one: ten rows per token do not fill tiles."""
+    assert moves_of_cache(compile_for("v6e:2x2", "bfloat16", heads=(25, 5)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -42,7 +42,8 @@ class TestInterpret(suite.Suite):
         out = _compiled(params, self.tuning)(*operands)
         out.block_until_ready()
         # A private name, the only one there is: renamed, this must fail.
-        assert not interpret_pallas_call.races.races_found
+        races: Any = interpret_pallas_call.races
+        assert not races.races_found
         return out
 
     def test_more_queries_than_keys(self) -> None:

@@ -36,7 +36,7 @@ class TestReference(suite.Suite):
     def test_memory_does_not_grow_with_the_batch(self) -> None:
         """All pages of all sequences at once would take 2 GiB."""
         seqs, pages, heads, head_dim = 64, 512, 2, 128
-        shape = jax.ShapeDtypeStruct
+        shape: Any = jax.ShapeDtypeStruct
         compiled = (
             _compiled(AttentionParams(sm_scale=1.0))
             .lower(
@@ -56,7 +56,7 @@ class TestReference(suite.Suite):
 
     def test_one_program_for_all_metadata(self) -> None:
         params = AttentionParams(sm_scale=0.125)
-        run = jax.jit(
+        run: Any = jax.jit(
             functools.partial(ragged_paged_attention_xla, params=params)
         )
         for seqs in (((8, 20), (1, 9)), ((0, 0),), ((1, 3),)):
