@@ -63,7 +63,7 @@ CONF
 
 download() {
   say "reading the package list of Debian $suite ..."
-  apt-get -qq update || die "apt-get could not read $suite: no network?"
+  apt-get -qq -o APT::Update::Error-Mode=any update || die "apt-get could not read $suite: no network?"
   local packages
   packages=$(apt-get install -y --no-install-recommends --print-uris bazel-bootstrap libblake3-0 |
     sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p" | grep -xE "$keep") || die "Debian $suite has no bazel-bootstrap."
