@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 import sys
 
@@ -73,8 +74,8 @@ def _section(op: OpSpec) -> str:
         "Relations: " + ", ".join(f"`{r.rule}`" for r in op.relations),
     ]
     for platform, limits in op.limits.items():
-        rules = ", ".join(f"`{limit.rule}`" for limit in limits)
-        lines += ["", f"On {platform}: {rules}"]
+        text = inspect.cleandoc(limits.__doc__ or "").split("Args:")[0].strip()
+        lines += ["", f"On {platform}: {text}"]
     return "\n".join(lines) + "\n"
 
 

@@ -47,8 +47,8 @@ TEST(PagePoolTest, HandlesOfClosedSequencesAreRefused) {
   EXPECT_FALSE(pool->Length(first).ok());
   EXPECT_FALSE(pool->Fork(first).ok());
   EXPECT_FALSE(Append(*pool, first, 1).ok());
-  for (const SequenceHandle foreign : {int64_t{-1}, int64_t{77},
-                                       second + (int64_t{1} << 32)}) {
+  for (const SequenceHandle foreign :
+       {int64_t{-1}, int64_t{77}, second + (int64_t{1} << 32)}) {
     EXPECT_FALSE(pool->Length(foreign).ok());
   }
   EXPECT_TRUE(pool->Length(second).ok());
@@ -111,9 +111,8 @@ TEST(PagePoolTest, AppendIsAllOrNothing) {
   auto pool = MakePool(3, 4);
   const SequenceHandle handles[] = {pool->Open(), pool->Open()};
   const int64_t counts[] = {8, 8};
-  const Status status =
-      pool->Append(handles, counts, 10,
-                   [](size_t, const PagePool::Appended&) { FAIL(); });
+  const Status status = pool->Append(
+      handles, counts, 10, [](size_t, const PagePool::Appended&) { FAIL(); });
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(status.shortage().need, 4);
   EXPECT_EQ(status.shortage().free, 3);
@@ -142,7 +141,8 @@ class Model {
     }
   }
   void Copy(const std::vector<PageCopy>& copies) {
-    for (const PageCopy& copy : copies) memory[copy.target] = memory[copy.source];
+    for (const PageCopy& copy : copies)
+      memory[copy.target] = memory[copy.source];
   }
   void Check(PagePool& pool) {
     std::set<int32_t> used;

@@ -28,8 +28,8 @@ Fixture Make(int64_t pages, int64_t page_size, PlanSizes sizes) {
 }
 
 TEST(PlanTest, WritesEveryArray) {
-  Fixture f = Make(8, 4, {.max_num_tokens = 10, .max_num_seqs = 3,
-                          .pages_per_seq = 3});
+  Fixture f =
+      Make(8, 4, {.max_num_tokens = 10, .max_num_seqs = 3, .pages_per_seq = 3});
   const SequenceHandle a = f.pool->Open(), b = f.pool->Open();
   const SequenceHandle both[] = {a, b};
   const int64_t first[] = {5, 2};
@@ -49,8 +49,8 @@ TEST(PlanTest, WritesEveryArray) {
 }
 
 TEST(PlanTest, IdleStep) {
-  Fixture f = Make(8, 4, {.max_num_tokens = 2, .max_num_seqs = 1,
-                          .pages_per_seq = 1});
+  Fixture f =
+      Make(8, 4, {.max_num_tokens = 2, .max_num_seqs = 1, .pages_per_seq = 1});
   const Plan plan = f.planner.PlanStep({}, {}).value();
   EXPECT_EQ(Values(plan.num_seqs), (std::vector<int32_t>{0}));
   EXPECT_EQ(Values(plan.cu_q_lens), (std::vector<int32_t>{0, 0}));
@@ -58,8 +58,8 @@ TEST(PlanTest, IdleStep) {
 }
 
 TEST(PlanTest, RefusesWhatDoesNotFit) {
-  Fixture f = Make(64, 4, {.max_num_tokens = 10, .max_num_seqs = 2,
-                           .pages_per_seq = 2});
+  Fixture f = Make(
+      64, 4, {.max_num_tokens = 10, .max_num_seqs = 2, .pages_per_seq = 2});
   const SequenceHandle seqs[] = {f.pool->Open(), f.pool->Open(),
                                  f.pool->Open()};
   const auto refused = [&](std::vector<SequenceHandle> handles,
@@ -69,14 +69,14 @@ TEST(PlanTest, RefusesWhatDoesNotFit) {
     EXPECT_EQ(f.pool->num_free_pages(), 64);
     return status.message();
   };
-  EXPECT_NE(refused({seqs[0], seqs[1], seqs[2]}, {1, 1, 1}).find(
-                "max_num_seqs=2"), std::string::npos);
+  EXPECT_NE(
+      refused({seqs[0], seqs[1], seqs[2]}, {1, 1, 1}).find("max_num_seqs=2"),
+      std::string::npos);
   EXPECT_NE(refused({seqs[0], seqs[1]}, {6, 5}).find("max_num_tokens=10"),
             std::string::npos);
   EXPECT_NE(refused({seqs[0]}, {INT64_MAX}).find("max_num_tokens=10"),
             std::string::npos);
-  EXPECT_NE(refused({seqs[0]}, {9}).find("pages_per_seq=2"),
-            std::string::npos);
+  EXPECT_NE(refused({seqs[0]}, {9}).find("pages_per_seq=2"), std::string::npos);
   EXPECT_NE(refused({seqs[0]}, {0}).find("at least 1"), std::string::npos);
   EXPECT_NE(refused({seqs[0]}, {INT64_MIN}).find("at least 1"),
             std::string::npos);
@@ -95,8 +95,9 @@ TEST(PlanTest, EveryPlanIsValid) {
   std::mt19937 rng(5);
   for (int run = 0; run < 40; ++run) {
     const int64_t page_size = 1 + run % 7;
-    Fixture f = Make(40, page_size, {.max_num_tokens = 30, .max_num_seqs = 6,
-                                     .pages_per_seq = 10});
+    Fixture f =
+        Make(40, page_size,
+             {.max_num_tokens = 30, .max_num_seqs = 6, .pages_per_seq = 10});
     std::vector<SequenceHandle> live;
     int planned = 0;
     for (int step = 0; step < 60; ++step) {
@@ -112,7 +113,8 @@ TEST(PlanTest, EveryPlanIsValid) {
       std::vector<SequenceHandle> chosen(live.begin(),
                                          live.begin() + rng() % live.size());
       std::vector<int64_t> counts;
-      for (size_t i = 0; i < chosen.size(); ++i) counts.push_back(1 + rng() % 5);
+      for (size_t i = 0; i < chosen.size(); ++i)
+        counts.push_back(1 + rng() % 5);
       const Result<Plan> plan = f.planner.PlanStep(chosen, counts);
       if (!plan.ok()) {
         ASSERT_TRUE(f.pool->Close(live.back()).ok());
@@ -120,8 +122,7 @@ TEST(PlanTest, EveryPlanIsValid) {
         continue;
       }
       ++planned;
-      const auto found =
-          Validate(plan.value().View(*f.pool), Level::kFull);
+      const auto found = Validate(plan.value().View(*f.pool), Level::kFull);
       ASSERT_TRUE(found.empty()) << FormatViolations(found);
     }
     EXPECT_GT(planned, 20);

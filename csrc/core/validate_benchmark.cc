@@ -28,8 +28,7 @@ void BM_Validate(benchmark::State& state) {
                         .page_size = 16,
                         .total_num_pages = seqs * width,
                         .max_num_tokens = seqs};
-  const Level level =
-      state.range(2) == 0 ? Level::kStructure : Level::kFull;
+  const Level level = state.range(2) == 0 ? Level::kStructure : Level::kFull;
   for (auto _ : state) {
     benchmark::DoNotOptimize(Validate(batch, level).size());
   }

@@ -26,17 +26,17 @@ struct Batch {
   int64_t max_num_tokens = 0;
 
   BatchView View() const {
-    return {.kv_lens = kv_lens.data(),
-            .page_indices = page_indices.data(),
-            .cu_q_lens = cu_q_lens.data(),
-            .distribution =
-                distribution.empty() ? nullptr : distribution.data(),
-            .num_seqs = num_seqs,
-            .max_num_seqs = static_cast<int64_t>(kv_lens.size()),
-            .pages_per_seq = pages_per_seq,
-            .page_size = page_size,
-            .total_num_pages = total_num_pages,
-            .max_num_tokens = max_num_tokens};
+    return {
+        .kv_lens = kv_lens.data(),
+        .page_indices = page_indices.data(),
+        .cu_q_lens = cu_q_lens.data(),
+        .distribution = distribution.empty() ? nullptr : distribution.data(),
+        .num_seqs = num_seqs,
+        .max_num_seqs = static_cast<int64_t>(kv_lens.size()),
+        .pages_per_seq = pages_per_seq,
+        .page_size = page_size,
+        .total_num_pages = total_num_pages,
+        .max_num_tokens = max_num_tokens};
   }
   std::vector<Violation> Check(Level level = Level::kFull) const {
     return Validate(View(), level);
@@ -119,14 +119,11 @@ TEST(ValidateTest, EachCodeHasAFailingBatch) {
     seen.insert(found.code);
   };
   fails(CheckCode::kSize, [](Batch& b) { b.page_size = 0; });
-  fails(CheckCode::kInt32Product, [](Batch& b) {
-    b.total_num_pages = 1 << 28;
-  });
+  fails(CheckCode::kInt32Product,
+        [](Batch& b) { b.total_num_pages = 1 << 28; });
   fails(CheckCode::kNumSeqs, [](Batch& b) { b.num_seqs = 3; });
   fails(CheckCode::kNumSeqs, [](Batch& b) { b.num_seqs = -1; });
-  fails(CheckCode::kDistribution, [](Batch& b) {
-    b.distribution = {1, 0, 2};
-  });
+  fails(CheckCode::kDistribution, [](Batch& b) { b.distribution = {1, 0, 2}; });
   fails(CheckCode::kCuQLensStart, [](Batch& b) { b.cu_q_lens[0] = 2; });
   fails(CheckCode::kCuQLensFalls, [](Batch& b) { b.cu_q_lens[2] = 7; });
   fails(CheckCode::kTotalTokens, [](Batch& b) { b.max_num_tokens = 8; });
@@ -200,8 +197,8 @@ TEST(ValidateTest, FindsExactlyThePlantedFaults) {
     for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
       switch (std::uniform_int_distribution<int>(0, 6)(rng)) {
         case 0: {
-          const int64_t slot = std::uniform_int_distribution<int64_t>(
-              0, b.live(seq) - 1)(rng);
+          const int64_t slot =
+              std::uniform_int_distribution<int64_t>(0, b.live(seq) - 1)(rng);
           b.page(seq, slot) = round % 2 ? -1 : int32_t(b.total_num_pages);
           planted.emplace(seq, CheckCode::kPageOutOfRange);
           break;
@@ -254,10 +251,10 @@ TEST(ValidateTest, ArbitraryArrays) {
     if (rng() % 8 == 0) b.num_seqs = any();
     for (const Level level : {Level::kStructure, Level::kFull}) {
       const std::vector<Violation> found = b.Check(level);
-      EXPECT_TRUE(std::is_sorted(
-          found.begin(), found.end(), [](const auto& x, const auto& y) {
-            return x.sequence < y.sequence;
-          }));
+      EXPECT_TRUE(std::is_sorted(found.begin(), found.end(),
+                                 [](const auto& x, const auto& y) {
+                                   return x.sequence < y.sequence;
+                                 }));
       // A full check finds all that a structural one does.
       if (level == Level::kFull) {
         EXPECT_GE(found.size(), b.Check(Level::kStructure).size());

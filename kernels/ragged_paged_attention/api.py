@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -209,14 +210,15 @@ def _xla(*operands: Any, tuning: Tuning, **options: Any) -> jax.Array:
     return ragged_paged_attention_xla(*operands, **options)
 
 
-def _tpu(*operands: Any, **options: Any) -> jax.Array:
-    names = ("q", "kv_pages", *_METADATA)
+def _tpu(*operands: Any, params: AttentionParams, tuning: Tuning) -> jax.Array:
+    # Only now, lowering, is it known that this is for a TPU.
     spec.check(
         RAGGED_PAGED_ATTENTION,
-        dict(zip(names, operands, strict=True)),
+        dict(zip(("q", "kv_pages", *_METADATA), operands, strict=True)),
+        dataclasses.asdict(params) | dataclasses.asdict(tuning),
         platform="tpu",
     )
-    return ragged_paged_attention_tpu(*operands, **options)
+    return ragged_paged_attention_tpu(*operands, params=params, tuning=tuning)
 
 
 _attend = dispatch.make_op(

@@ -7,6 +7,7 @@ search for, where there is one; the remedy is ours.
 from __future__ import annotations
 
 from pagemill.batch import BATCH_OPERANDS
+from pagemill.kernels.ragged_paged_attention.limits import tpu_limits
 from pagemill.spec import FLOATS, INT32, Attribute, Operand, OpSpec, Relation
 
 _KV_PAGES = Operand("kv_pages", ("N", "page", "C", "Dk"), FLOATS)
@@ -161,21 +162,6 @@ ATTRIBUTES = (
     *_BLOCKS,
 )
 
-# The TPU kernel holds its scalar operands in scalar memory: 1 MiB on every
-# generation, of which the compiler keeps some to itself.
-_SMEM_LIMIT = 2**20
-_SMEM_RESERVE = 4096
-_TPU_LIMITS = (
-    Relation(
-        "smem_bytes <= smem_limit",
-        "page_indices",
-        "page_indices.shape={page_indices.shape} needs {smem_bytes} bytes of "
-        "scalar memory with the other metadata; the limit is {smem_limit}.",
-        "Use pages of at least {fitting_page_size} tokens, so that rows are "
-        "shorter, or fewer sequences.",
-    ),
-)
-
 RAGGED_PAGED_ATTENTION = OpSpec(
     name="ragged_paged_attention",
     operands=(
@@ -185,19 +171,8 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         _K,
         _V,
     ),
-    derived=(
-        ("num_kv_heads", "C // 2"),
-        ("smem_limit", str(_SMEM_LIMIT)),
-        (
-            "smem_bytes",
-            f"4 * (S * P + 2 * S + T // 8 + 4) + {_SMEM_RESERVE}",
-        ),
-        (
-            "fitting_page_size",
-            "page << ((smem_bytes - 1) // smem_limit).bit_length()",
-        ),
-    ),
-    limits={"tpu": _TPU_LIMITS},
+    derived=(("num_kv_heads", "C // 2"),),
+    limits={"tpu": tpu_limits},
     attributes=ATTRIBUTES,
     relations=(
         Relation(

@@ -8,8 +8,6 @@ import math
 import numpy as np
 from pagemill.params import Tuning
 
-# One DMA brings a whole page; its rows must fill whole tiles of VMEM.
-SUBLANES = 8
 LANES = 128
 _KEYS_PER_BLOCK = 256
 _MIN_QUERIES = 16  # rows of a block fill a tile for any group of query heads
@@ -44,67 +42,6 @@ class BlockSizes:
 
     pages: int
     queries: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Excess:
-    """A limit of TPUs that a shape goes past."""
-
-    argument: str
-    need: int
-    limit: int
-    unit: str
-    remedy: str
-
-
-def limits(
-    shape: KernelShape, max_num_seqs: int, tuning: Tuning
-) -> tuple[Excess, ...]:
-    """What keeps the kernel from compiling on a TPU; empty if nothing does.
-
-    Any page_size and number of heads will do, and any head_dim up to a tile's
-    lanes: beyond, whole tiles only, since heads are loaded tile by tile.
-    """
-    blocks = fit(shape, tuning)
-    found = []
-    if shape.head_dim > LANES and shape.head_dim % LANES:
-        padded = -(-shape.head_dim // LANES) * LANES
-        found.append(
-            Excess(
-                "head_dim",
-                shape.head_dim,
-                LANES,
-                "lanes, or a multiple",
-                f"Pad q and kv_pages with zeros to {padded}, and keep "
-                "sm_scale as it is for the unpadded head_dim.",
-            )
-        )
-    need = smem_bytes(shape, max_num_seqs, blocks)
-    limit = SMEM_BYTES - SMEM_RESERVE
-    if need > limit:
-        found.append(
-            Excess(
-                "page_indices",
-                need,
-                limit,
-                "bytes of scalar memory",
-                "Use larger pages, or fewer sequences per batch.",
-            )
-        )
-    need = vmem_bytes(shape, blocks)
-    limit = tuning.vmem_limit_bytes or VMEM_DEFAULT
-    if need > limit:
-        found.append(
-            Excess(
-                "vmem_limit_bytes",
-                need,
-                limit,
-                "bytes of vector memory",
-                "Use smaller pages or blocks, or raise vmem_limit_bytes where "
-                "the chip has more.",
-            )
-        )
-    return tuple(found)
 
 
 def smem_bytes(

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import numbers
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -97,6 +97,11 @@ class Attribute:
     rules: tuple[tuple[str, str, str], ...] = ()
 
 
+# What one platform cannot do: a function of a sound call's letters, operands
+# and options that yields the problems.
+Limits = Callable[[Mapping[str, Any]], Iterable[Problem]]
+
+
 @dataclasses.dataclass(frozen=True)
 class OpSpec:
     """Everything about an op that can be checked without array values."""
@@ -106,9 +111,7 @@ class OpSpec:
     derived: tuple[tuple[str, str], ...] = ()
     relations: tuple[Relation, ...] = ()
     attributes: tuple[Attribute, ...] = ()
-    limits: Mapping[str, tuple[Relation, ...]] = dataclasses.field(
-        default_factory=dict
-    )
+    limits: Mapping[str, Limits] = dataclasses.field(default_factory=dict)
 
 
 class _Scope(dict[str, Any]):
@@ -175,8 +178,8 @@ def check(
     values = _check_attributes(spec, attributes or {}, scope, problems)
     scope.update(values)
     _check_relations(spec.relations, scope, problems)
-    if platform is not None and not problems:
-        _check_relations(spec.limits.get(platform, ()), scope, problems)
+    if platform in spec.limits and not problems:
+        problems += spec.limits[platform](scope)
     if problems:
         raise SpecError(spec.name, list(dict.fromkeys(problems)))
     return values
