@@ -178,8 +178,9 @@ def check(
     values = _check_attributes(spec, attributes or {}, scope, problems)
     scope.update(values)
     _check_relations(spec.relations, scope, problems)
-    if platform in spec.limits and not problems:
-        problems += spec.limits[platform](scope)
+    limits = None if platform is None else spec.limits.get(platform)
+    if limits is not None and not problems:
+        problems += limits(scope)
     if problems:
         raise SpecError(spec.name, list(dict.fromkeys(problems)))
     return values
