@@ -129,15 +129,17 @@ _LAUNCHER = """#!/bin/bash
 runfiles="${{RUNFILES_DIR:-${{TEST_SRCDIR:-$0.runfiles}}}}/{workspace}"
 export PYTHONPATH="$runfiles/{tree}:{root}$(<"$runfiles/{site}")"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
-# A libtpu without a TPU: JAX must not look for one.
-export JAX_PLATFORMS="${{JAX_PLATFORMS:-cpu}}" TPU_SKIP_MDS_QUERY=1
+# The packages hold a libtpu; without a TPU JAX must not look for one.
+if {always_cpu} || ! compgen -G "/dev/accel*" && ! compgen -G "/dev/vfio/[0-9]*"; then
+    export JAX_PLATFORMS="${{JAX_PLATFORMS:-cpu}}" TPU_SKIP_MDS_QUERY=1
+fi >/dev/null
 # Several processes may compile for TPUs at once.
 export ALLOW_MULTIPLE_LIBTPU_LOAD=1
 {change_folder}
 exec "{python}" {arguments} "$@"
 """
 
-def _launcher(ctx, arguments, change_folder, with_root):
+def _launcher(ctx, arguments, change_folder, is_test, with_root):
     # Not the bare name: it may be that of a folder in the runfiles.
     launcher = ctx.actions.declare_file(ctx.label.name + ".sh")
     ctx.actions.write(launcher, _LAUNCHER.format(
@@ -145,6 +147,7 @@ def _launcher(ctx, arguments, change_folder, with_root):
         tree = ctx.attr.tree[PyTreeInfo].folder,
         root = "$runfiles:" if with_root else "",
         site = ctx.file._place.short_path,
+        always_cpu = "true" if is_test else "false",
         change_folder = change_folder,
         python = PYTHON,
         arguments = arguments,
@@ -160,7 +163,13 @@ def _pytest_test_impl(ctx):
         "-m pytest -q -p no:cacheprovider -c pyproject.toml --rootdir=.",
         '--junitxml="$XML_OUTPUT_FILE"',
     ] + [file.short_path for file in ctx.files.srcs])
-    launcher, runfiles = _launcher(ctx, arguments, 'cd "$runfiles" || exit 1', True)
+    launcher, runfiles = _launcher(
+        ctx,
+        arguments,
+        'cd "$runfiles" || exit 1',
+        is_test = True,
+        with_root = True,
+    )
     return [
         DefaultInfo(executable = launcher, runfiles = runfiles),
         testing.TestEnvironment(ctx.attr.env),
@@ -198,7 +207,13 @@ def pytest_test(name, srcs, data = [], tags = [], **kwargs):
 def _python_program_impl(ctx):
     arguments = "-m " + ctx.attr.module if ctx.attr.module else ""
     change_folder = 'cd "${BUILD_WORKING_DIRECTORY:-.}" || exit 1'
-    launcher, runfiles = _launcher(ctx, arguments, change_folder, bool(ctx.attr.module))
+    launcher, runfiles = _launcher(
+        ctx,
+        arguments,
+        change_folder,
+        is_test = False,
+        with_root = bool(ctx.attr.module),
+    )
     return [DefaultInfo(executable = launcher, runfiles = runfiles)]
 
 _python_program = rule(
