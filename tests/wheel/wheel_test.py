@@ -205,7 +205,7 @@ def test_metadata(wheel: pathlib.Path, metadata: email.message.Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11,<3.14"
     assert set(metadata.get_all("Provides-Extra", [])) == {"tpu", "cli"}
     readme = pathlib.Path("README.md").read_text("utf-8")
-    assert metadata.get_payload() == readme
+    assert metadata.get_payload(decode=True).decode("utf-8") == readme
 
 
 def test_version_is_the_packages(metadata: email.message.Message) -> None:
