@@ -8,9 +8,13 @@ pages, attention computed, sampled rows compared with dense float64 attention.
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 import time
+
+import jax
+import pagemill
 
 from demo import report, traces
 from demo.engine import TOLERANCE, Engine, Options
@@ -20,13 +24,23 @@ def main(arguments: list[str]) -> int:
     """Exit code 0, or 1 if a check failed, or 2 for wrong arguments."""
     options = _parser().parse_args(arguments)
     try:
-        if options.trace:
-            requests = traces.load(options.trace)
-        else:
-            requests = traces.generate(512, options.seed)
-    except traces.TraceError as error:
+        return _run(options)
+    except (
+        traces.TraceError,
+        pagemill.PagemillError,
+        jax.errors.JaxRuntimeError,
+    ) as error:
         print(f"demo: {error}", file=sys.stderr)
-        return 2
+    except BrokenPipeError:  # The reader of our output has seen enough.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.trace:
+        requests = traces.load(options.trace)
+    else:
+        requests = traces.generate(512, options.seed)
     engine = Engine(
         requests,
         Options(
@@ -46,6 +60,10 @@ def main(arguments: list[str]) -> int:
     summary = report.summarise(
         steps, engine, seconds=time.perf_counter() - start
     )
+    if not summary["tokens"]:
+        capacity = engine.scheduler.capacity
+        message = f"no request of the trace fits {capacity} tokens."
+        raise traces.TraceError(message)
     if options.json:
         report.print_json(steps, summary)
     else:
@@ -69,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=_positive, default=160, help="default: %(default)s"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of drawn requests")
+    parser.add_argument(
+        "--seed", type=_natural, default=0, help="of drawn requests"
+    )
     parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="float32")
     parser.add_argument("--sliding-window", type=_positive, metavar="KEYS")
     parser.add_argument("--soft-cap", type=float, metavar="CAP")
@@ -87,6 +107,13 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="all steps and the summary as JSON"
     )
     return parser
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} must not be negative")
+    return value
 
 
 def _positive(text: str) -> int:

@@ -82,14 +82,16 @@ class Scheduler:
         """Nothing runs and nothing waits."""
         return not self.running and not self.waiting
 
-    def _capacity(self) -> int:
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest request that can be served."""
         pages = min(self.pool.total_num_pages, self.planner.pages_per_seq)
         return pages * self.pool.page_size
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.planner.max_num_seqs:
             request = self.waiting[0]
-            if request.prompt + request.output > self._capacity():
+            if request.prompt + request.output > self.capacity:
                 self.too_long.append(self.waiting.popleft())
                 continue
             if self.running and self._pages(request.prompt) > self._unclaimed():

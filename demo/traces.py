@@ -26,6 +26,9 @@ class Request:
     output: int
 
 
+_MAX_DIGITS = 19  # of a length that int64 holds
+
+
 class TraceError(ValueError):
     """A trace that cannot be read; names the file, the line and the remedy."""
 
@@ -49,7 +52,7 @@ def load(path: pathlib.Path) -> list[Request]:
         )
     lines, prompt, output = readers[path.suffix]
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from None
     requests = [
@@ -68,12 +71,13 @@ def load(path: pathlib.Path) -> list[Request]:
 def _json_lines(
     text: str, path: pathlib.Path
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: JSON strings may hold other line separators.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise TraceError(f"{path}:{number}: not a JSON object.")
@@ -95,10 +99,9 @@ def _length(
     fields: dict[str, object], name: str, path: pathlib.Path, line: int
 ) -> int:
     value = fields.get(name)
-    try:
-        length = int(str(value))
-    except ValueError:
-        length = 0
+    text = str(value)
+    plain = text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS
+    length = int(text) if plain else 0
     if length < 1:
         raise TraceError(
             f"{path}:{line}: {name}={value!r} must be a positive integer."

@@ -38,25 +38,30 @@ std::optional<int64_t> NoneIfNegative(int64_t value) {
   return value < 0 ? std::nullopt : std::optional<int64_t>(value);
 }
 
-using Distribution = std::optional<Input<int32_t, 1>>;
+using OptionalVector = std::optional<Input<int32_t, 1>>;
 
 std::vector<Violation> ValidateArrays(
     const Input<int32_t, 1>& kv_lens, const Input<int32_t, 2>& page_indices,
     const Input<int32_t, 1>& cu_q_lens, int64_t num_seqs,
-    const Distribution& distribution, int64_t page_size,
-    int64_t total_num_pages, int64_t max_num_tokens, Level level) {
+    const OptionalVector& distribution, const OptionalVector& slot_mapping,
+    int64_t page_size, int64_t total_num_pages, int64_t max_num_tokens,
+    Level level) {
   const size_t rows = page_indices.shape(0);
   if (kv_lens.shape(0) != rows || cu_q_lens.shape(0) != rows + 1 ||
-      (distribution && distribution->shape(0) != 3)) {
-    Raise(InvalidArgument(StrCat(
-        "kv_lens, cu_q_lens and distribution must have ", rows, ", ", rows + 1,
-        " and 3 entries for page_indices of ", rows, " rows.")));
+      (distribution && distribution->shape(0) != 3) ||
+      (slot_mapping &&
+       static_cast<int64_t>(slot_mapping->shape(0)) != max_num_tokens)) {
+    Raise(InvalidArgument(
+        StrCat("kv_lens, cu_q_lens, distribution and slot_mapping must have ",
+               rows, ", ", rows + 1, ", 3 and ", max_num_tokens,
+               " entries for page_indices of ", rows, " rows.")));
   }
   const BatchView batch{
       .kv_lens = kv_lens.data(),
       .page_indices = page_indices.data(),
       .cu_q_lens = cu_q_lens.data(),
       .distribution = distribution ? distribution->data() : nullptr,
+      .slot_mapping = slot_mapping ? slot_mapping->data() : nullptr,
       .num_seqs = num_seqs,
       .max_num_seqs = static_cast<int64_t>(rows),
       .pages_per_seq = static_cast<int64_t>(page_indices.shape(1)),
@@ -90,6 +95,18 @@ void BindTypes(nb::module_& m) {
       .def_ro("limit", &Violation::limit)
       .def_ro("message", &Violation::message)
       .def_prop_ro("remedy", &Violation::remedy)
+      .def("__getstate__",
+           [](const Violation& v) {
+             return std::make_tuple(v.code, v.sequence, v.index, v.value,
+                                    v.limit, v.message);
+           })
+      .def("__setstate__",
+           [](Violation& v, std::tuple<CheckCode, int64_t, int64_t, int64_t,
+                                       int64_t, std::string>
+                                state) {
+             new (&v)
+                 Violation(std::make_from_tuple<Violation>(std::move(state)));
+           })
       .def("__repr__", [](const Violation& v) {
         return StrCat("Violation(", v.message, ")");
       });
@@ -113,8 +130,9 @@ void BindValidate(nb::module_& m) {
       "Every check: (code, level, what must hold, what to do otherwise).");
   m.def("validate", &ValidateArrays, "kv_lens"_a, "page_indices"_a,
         "cu_q_lens"_a, "num_seqs"_a, "distribution"_a = nb::none(),
-        nb::kw_only(), "page_size"_a, "total_num_pages"_a, "max_num_tokens"_a,
-        "level"_a, "All violations of a batch; empty when it is valid.");
+        "slot_mapping"_a = nb::none(), nb::kw_only(), "page_size"_a,
+        "total_num_pages"_a, "max_num_tokens"_a, "level"_a,
+        "All violations of a batch; empty when it is valid.");
   m.def(
       "format_violations",
       [](const std::vector<Violation>& violations) {

@@ -15,6 +15,7 @@ struct BatchView {
   const int32_t* page_indices = nullptr;  // [S, P], row-major
   const int32_t* cu_q_lens = nullptr;     // [S + 1]
   const int32_t* distribution = nullptr;  // [3], or null when there is none
+  const int32_t* slot_mapping = nullptr;  // [T], or null when there is none
   int64_t num_seqs = 0;
 
   int64_t max_num_seqs = 0;

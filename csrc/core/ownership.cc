@@ -2,12 +2,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "csrc/core/str_cat.h"
 
 namespace pagemill {
 namespace {
+
+// Beyond this many pages a byte for each would be too much to keep.
+constexpr int64_t kMaxMarks = int64_t{1} << 26;
 
 // A byte per page, all 0 between calls, so that a call clears only what it
 // set.
@@ -89,6 +94,11 @@ SlotRange Slots(const BatchView& batch, int64_t seq) {
 }
 
 bool OwnershipHolds(const BatchView& batch) {
+  if (batch.total_num_pages > kMaxMarks) {
+    std::vector<Violation> violations;
+    LocateOwnership(batch, std::vector<bool>(batch.num_seqs, true), violations);
+    return violations.empty();
+  }
   uint8_t* marks = WrittenMarks(batch.total_num_pages).data();
   const int64_t written = MarkWritten(batch, marks);
   // Each written page is found by the slot that writes it; a slot more that
@@ -100,17 +110,16 @@ bool OwnershipHolds(const BatchView& batch) {
 
 void LocateOwnership(const BatchView& batch, const std::vector<bool>& usable,
                      std::vector<Violation>& violations) {
-  std::vector<int64_t> writers(batch.total_num_pages, -1);
+  std::unordered_map<int32_t, int64_t> writers;  // page to sequence
   for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
     if (!usable[seq]) continue;
     const SlotRange slots = Slots(batch, seq);
     for (int64_t i = slots.written; i < slots.live; ++i) {
       const int32_t page = batch.pages(seq)[i];
       if (!InRange(batch, page)) continue;
-      if (writers[page] >= 0) {
-        violations.push_back(WrittenTwice(seq, i, page, writers[page]));
-      } else {
-        writers[page] = seq;
+      const auto [writer, first] = writers.emplace(page, seq);
+      if (!first) {
+        violations.push_back(WrittenTwice(seq, i, page, writer->second));
       }
     }
   }
@@ -119,8 +128,9 @@ void LocateOwnership(const BatchView& batch, const std::vector<bool>& usable,
     const int64_t read_only = Slots(batch, seq).written;
     for (int64_t i = 0; i < read_only; ++i) {
       const int32_t page = batch.pages(seq)[i];
-      if (!InRange(batch, page) || writers[page] < 0) continue;
-      violations.push_back(SharedWritten(seq, i, page, writers[page]));
+      const auto writer = writers.find(page);
+      if (writer == writers.end()) continue;
+      violations.push_back(SharedWritten(seq, i, page, writer->second));
     }
   }
 }

@@ -25,7 +25,8 @@ Result<std::unique_ptr<PagePool>> PagePool::Create(int64_t total_num_pages,
                                                    int64_t page_size) {
   if (total_num_pages < 1 || total_num_pages > kInt32Max) {
     return InvalidArgument(StrCat("total_num_pages=", total_num_pages,
-                                  " must be in range [1, ", kInt32Max, "]."));
+                                  " must be in range [1, ", kInt32Max,
+                                  "]. Pass the KV cache's pages."));
   }
   if (page_size < 1 || page_size > kInt32Max) {
     return InvalidArgument(StrCat("page_size=", page_size,

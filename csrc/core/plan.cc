@@ -86,6 +86,7 @@ BatchView Plan::View(const PagePool& pool) const {
           .page_indices = page_indices.data(),
           .cu_q_lens = cu_q_lens.data(),
           .distribution = distribution.data(),
+          .slot_mapping = slot_mapping.data(),
           .num_seqs = num_seqs[0],
           .max_num_seqs = sizes.max_num_seqs,
           .pages_per_seq = sizes.pages_per_seq,

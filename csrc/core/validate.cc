@@ -77,9 +77,34 @@ bool RangesHold(const BatchView& b) {
   return !bad;
 }
 
+// Where token `token` of row `seq` belongs.  The row's slots must be sound.
+int64_t SlotOf(const BatchView& b, int64_t seq, int64_t token) {
+  const int64_t position = b.kv_len(seq) - b.cu_q_lens[seq + 1] + token;
+  const int64_t page = b.pages(seq)[position / b.page_size];
+  return page * b.page_size + position % b.page_size;
+}
+
+int64_t LiveTokens(const BatchView& b) {
+  return b.num_seqs == 0 ? 0 : b.cu_q_lens[b.num_seqs];
+}
+
+bool SlotsHold(const BatchView& b) {
+  if (b.slot_mapping == nullptr) return true;
+  bool bad = false;
+  for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
+    for (int64_t i = b.cu_q_lens[seq]; i < b.cu_q_lens[seq + 1]; ++i) {
+      bad |= b.slot_mapping[i] != SlotOf(b, seq, i);
+    }
+  }
+  for (int64_t i = LiveTokens(b); i < b.max_num_tokens; ++i) {
+    bad |= b.slot_mapping[i] != -1;
+  }
+  return !bad;
+}
+
 bool Accepts(const BatchView& b, Level level) {
   if (!SizesHold(b) || !DistributionHolds(b) || !LengthsHold(b) ||
-      !PagesHold(b)) {
+      !PagesHold(b) || !SlotsHold(b)) {
     return false;
   }
   return level == Level::kStructure || (RangesHold(b) && OwnershipHolds(b));
@@ -97,11 +122,12 @@ class Locator {
     if (!found_.empty()) return std::move(found_);
     const bool distribution = LocateDistribution();
     LocateCuQLens();
-    std::vector<bool> usable(b_.num_seqs);
+    std::vector<bool> usable(b_.num_seqs), sound(b_.num_seqs);
     for (int64_t seq = 0; seq < b_.num_seqs; ++seq) {
       usable[seq] = LocateLengths(seq);
-      if (usable[seq]) LocatePages(seq);
+      sound[seq] = usable[seq] && LocatePages(seq);
     }
+    if (b_.slot_mapping != nullptr) LocateSlots(sound);
     if (level_ == Level::kFull) {
       if (distribution) LocateRanges();
       LocateOwnership(b_, usable, found_);
@@ -221,7 +247,9 @@ class Locator {
     return usable;
   }
 
-  void LocatePages(int64_t seq) {
+  // False when a live slot holds no page.
+  bool LocatePages(int64_t seq) {
+    const size_t before = found_.size();
     const int64_t live = Slots(b_, seq).live;
     for (int64_t slot = 0; slot < live; ++slot) {
       const int64_t page = b_.pages(seq)[slot];
@@ -231,6 +259,36 @@ class Locator {
                     " must be in range [0, ", b_.total_num_pages,
                     ") at sequence ", seq, "."));
     }
+    return found_.size() == before;
+  }
+
+  // Where a token belongs can be told in sound rows only, and which tokens are
+  // dead only when all are sound.
+  void LocateSlots(const std::vector<bool>& sound) {
+    bool all = true;
+    for (int64_t seq = 0; seq < b_.num_seqs; ++seq) {
+      const int64_t begin = b_.cu_q_lens[seq], end = b_.cu_q_lens[seq + 1];
+      if (!sound[seq] || begin < 0 || end > b_.max_num_tokens) {
+        all = false;
+        continue;
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        LocateSlot(seq, i, SlotOf(b_, seq, i));
+      }
+    }
+    if (!all) return;
+    for (int64_t i = LiveTokens(b_); i < b_.max_num_tokens; ++i) {
+      LocateSlot(-1, i, -1);
+    }
+  }
+
+  void LocateSlot(int64_t seq, int64_t token, int64_t slot) {
+    const int64_t found = b_.slot_mapping[token];
+    if (found == slot) return;
+    Report(CheckCode::kSlotMapping, seq, token, found, slot,
+           StrCat("slot_mapping[", token, "]=", found, " must be ", slot,
+                  seq < 0 ? std::string(" for a dead token.")
+                          : StrCat(" at sequence ", seq, ".")));
   }
 
   void LocateRanges() {

@@ -21,6 +21,7 @@ constexpr int32_t kPoison = std::numeric_limits<int32_t>::min() + 7;
 // sanitizers see a read past them.
 struct Batch {
   std::vector<int32_t> kv_lens, page_indices, cu_q_lens, distribution;
+  std::vector<int32_t> slot_mapping;  // empty: none
   int64_t num_seqs = 0;
   int64_t pages_per_seq = 0, page_size = 16, total_num_pages = 0;
   int64_t max_num_tokens = 0;
@@ -31,6 +32,7 @@ struct Batch {
         .page_indices = page_indices.data(),
         .cu_q_lens = cu_q_lens.data(),
         .distribution = distribution.empty() ? nullptr : distribution.data(),
+        .slot_mapping = slot_mapping.empty() ? nullptr : slot_mapping.data(),
         .num_seqs = num_seqs,
         .max_num_seqs = static_cast<int64_t>(kv_lens.size()),
         .pages_per_seq = pages_per_seq,
@@ -92,6 +94,20 @@ Batch Small() {
   return b;
 }
 
+std::vector<int32_t> RightSlots(Batch& b) {
+  std::vector<int32_t> slots(b.max_num_tokens, -1);
+  for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
+    const int32_t begin = b.cu_q_lens[seq], end = b.cu_q_lens[seq + 1];
+    for (int32_t i = begin; i < end; ++i) {
+      const int64_t position = b.kv_lens[seq] - (end - i);
+      slots[i] = static_cast<int32_t>(b.page(seq, position / b.page_size) *
+                                          b.page_size +
+                                      position % b.page_size);
+    }
+  }
+  return slots;
+}
+
 Violation Only(const Batch& batch) {
   const std::vector<Violation> found = batch.Check();
   EXPECT_EQ(found.size(), 1u) << FormatViolations(found);
@@ -102,7 +118,8 @@ TEST(ValidateTest, AcceptsGoodBatches) {
   std::mt19937 rng(1);
   for (int i = 0; i < 500; ++i) {
     const int64_t rows = 1 + i % 9;
-    const Batch b = Good(rng, rows, i % (rows + 1));
+    Batch b = Good(rng, rows, i % (rows + 1));
+    if (i % 2 == 0) b.slot_mapping = RightSlots(b);
     EXPECT_EQ(FormatViolations(b.Check()), "no violations");
   }
 }
@@ -137,6 +154,14 @@ TEST(ValidateTest, EachCodeHasAFailingBatch) {
   fails(CheckCode::kSharedPageWritten, [](Batch& b) {
     b.cu_q_lens = {0, 1, 2};
     b.page(1, 0) = 0;
+  });
+  fails(CheckCode::kSlotMapping, [](Batch& b) {
+    b.slot_mapping = RightSlots(b);
+    b.slot_mapping[8] = 0;
+  });
+  fails(CheckCode::kSlotMapping, [](Batch& b) {
+    b.slot_mapping = RightSlots(b);
+    b.slot_mapping[15] = 127;  // a dead token
   });
   EXPECT_EQ(seen.size(), AllChecks().size());
 }
@@ -242,6 +267,7 @@ TEST(ValidateTest, ArbitraryArrays) {
   };
   for (int round = 0; round < 20000; ++round) {
     Batch b = Good(rng, 4, rng() % 5, 3);
+    if (rng() % 2 == 0) b.slot_mapping = RightSlots(b);
     for (unsigned damages = rng() % 6; damages > 0; --damages) {
       std::vector<int32_t>* arrays[] = {&b.kv_lens, &b.page_indices,
                                         &b.cu_q_lens, &b.distribution};

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from pagemill import dispatch, spec
-from pagemill.batch import RaggedBatch, as_int32
+from pagemill.batch import ARRAYS, RaggedBatch, as_int32, prove
 from pagemill.dispatch import Implementation, Implementations
 from pagemill.errors import PagemillError
 from pagemill.kernels.ragged_paged_attention import update
@@ -23,6 +24,7 @@ from pagemill.kernels.ragged_paged_attention.reference import (
     ragged_paged_attention_xla,
 )
 from pagemill.kernels.ragged_paged_attention.spec import (
+    COPY_PAGES,
     RAGGED_PAGED_ATTENTION,
     UPDATE_KV_PAGES,
 )
@@ -49,8 +51,11 @@ def ragged_paged_attention(
 
     Query ``i`` of a sequence stands at position ``kv_len - q_len + i``: the
     last query sees the last key. With ``k`` and ``v`` this step's keys and
-    values are first written where the batch says, and the pages returned too;
-    donate ``kv_pages`` under jit, so that they are written in place.
+    values are first written where the batch says, and the pages returned too.
+
+    Donate ``kv_pages`` under jit, so that they are written in place; and
+    validate the batch first, since a program that fails has already consumed
+    what was donated to it.
 
     Args:
       q: f32 or bf16 [max_num_tokens, num_q_heads, head_dim]. Rows behind the
@@ -76,13 +81,19 @@ def ragged_paged_attention(
 
     Raises:
       PagemillError: shapes, dtypes or options that do not fit: all of them.
-        On CPUs wrong values of the metadata also raise, as jax's runtime
-        error with the text of :func:`pagemill.validate`.
+        Outside of jit wrong values of host metadata as well; inside, on
+        CPUs, these raise when the program runs, as jax's runtime error with
+        the text of :func:`pagemill.validate`.
       UnsupportedError: ``implementation`` cannot run on this platform.
     """
     dispatch.check_implementation(implementation)
     metadata = _metadata(batch)
     tuning = Tuning() if tuning is None else tuning
+    if not isinstance(tuning, Tuning):
+        raise PagemillError(
+            f"tuning is a {type(tuning).__name__}; it must be a "
+            "pagemill.Tuning or None."
+        )
     options = spec.check(
         RAGGED_PAGED_ATTENTION,
         {
@@ -110,10 +121,11 @@ def ragged_paged_attention(
             f"{missing} is missing. Pass both k and v to write this step's "
             "keys and values, or neither."
         )
+    batch = _as_batch(batch, metadata, q, kv_pages)
+    _prove_known(batch)
     if k is not None:
-        slots = _slots(batch, metadata, q.shape[0], kv_pages.shape[1])
         kv_pages = update.update_kv_pages(
-            *map(jnp.asarray, (kv_pages, k, v, slots))
+            *map(jnp.asarray, (kv_pages, k, v, _slots(batch)))
         )
     out = _attend(
         *map(jnp.asarray, (q, kv_pages, *metadata)),
@@ -140,22 +152,70 @@ def update_kv_pages(
       The updated pages.
 
     Raises:
-      PagemillError: shapes or dtypes that do not fit.
+      PagemillError: shapes or dtypes that do not fit; outside of jit also
+        wrong values of the batch.
     """
-    slots = _slots(
-        batch, _metadata(batch), batch.max_num_tokens, batch.page_size
-    )
+    if not isinstance(batch, RaggedBatch):
+        raise PagemillError(
+            f"batch is a {type(batch).__name__}; it must be a RaggedBatch."
+        )
     spec.check(
         UPDATE_KV_PAGES,
         {
             "kv_pages": kv_pages,
             "k": k,
             "v": v,
-            "slot_mapping": slots,
+            "slot_mapping": _slots(batch),
             "batch": batch,
         },
     )
-    return update.update_kv_pages(*map(jnp.asarray, (kv_pages, k, v, slots)))
+    _prove_known(batch)
+    return update.update_kv_pages(
+        *map(jnp.asarray, (kv_pages, k, v, _slots(batch)))
+    )
+
+
+def copy_pages(kv_pages: Any, copies: Any) -> jax.Array:
+    """Copies whole pages; all sources are read before a target is written.
+
+    Args:
+      kv_pages: [total_num_pages, page_size, 2 * num_kv_heads, head_dim];
+        donate it under jit, so that it is written in place.
+      copies: i32[n, 2] of (source, target), as
+        :meth:`pagemill.PagePool.take_page_copies` gives them.
+
+    Returns:
+      The updated pages.
+
+    Raises:
+      PagemillError: shapes or dtypes that do not fit, a page outside
+        [0, total_num_pages), or two copies to one page. Under jit, where the
+        values are not known, a pair out of range copies nothing.
+    """
+    copies = as_int32("copies", copies)
+    if copies.shape == (0,):
+        copies = copies.reshape(0, 2)
+    spec.check(COPY_PAGES, {"kv_pages": kv_pages, "copies": copies})
+    if _known(copies):
+        _check_copies(np.asarray(copies), kv_pages.shape[0])
+    return update.copy_pages(*map(jnp.asarray, (kv_pages, copies)))
+
+
+def _check_copies(
+    copies: np.ndarray[Any, np.dtype[np.int32]], total_num_pages: int
+) -> None:
+    for i, pair in enumerate(copies.tolist()):
+        if not all(0 <= page < total_num_pages for page in pair):
+            raise PagemillError(
+                f"copies[{i}]={pair} must be in range [0, {total_num_pages}). "
+                "Take the copies from the pool of this cache."
+            )
+    targets, counts = np.unique(copies[:, 1], return_counts=True)
+    if (counts > 1).any():
+        raise PagemillError(
+            f"page {targets[counts > 1][0]} is the target of several copies. "
+            "Apply the copies of one take_page_copies() at a time."
+        )
 
 
 def _metadata(batch: Any) -> tuple[Any, ...]:
@@ -172,19 +232,44 @@ def _metadata(batch: Any) -> tuple[Any, ...]:
     )
 
 
-def _slots(
-    batch: Any,
-    metadata: tuple[Any, ...],
-    max_num_tokens: int,
-    page_size: int,
-) -> Any:
+def _as_batch(
+    batch: Any, metadata: tuple[Any, ...], q: Any, kv_pages: Any
+) -> RaggedBatch:
+    if isinstance(batch, RaggedBatch):
+        return batch
+    return RaggedBatch(
+        **dict(zip(_METADATA, metadata, strict=True)),
+        page_size=kv_pages.shape[1],
+        total_num_pages=kv_pages.shape[0],
+        max_num_tokens=q.shape[0],
+    )
+
+
+def _known(array: Any) -> bool:
+    """Its values can be read here and now, without waiting for a device."""
+    if isinstance(array, jax.core.Tracer):
+        return False
+    if isinstance(array, jax.Array):
+        return all(device.platform == "cpu" for device in array.devices())
+    return isinstance(array, np.ndarray)
+
+
+def _prove_known(batch: RaggedBatch) -> None:
+    """Outside of jit wrong values raise before anything is written."""
+    arrays = (getattr(batch, name) for name in ARRAYS)
+    if all(_known(array) for array in arrays if array is not None):
+        prove(batch, "structure")
+
+
+def _slots(batch: RaggedBatch) -> Any:
     """i32[max_num_tokens]: as planned, or derived from the metadata."""
-    if isinstance(batch, RaggedBatch) and batch.slot_mapping is not None:
+    if batch.slot_mapping is not None:
         return batch.slot_mapping
     return update.slot_mapping(
-        *map(jnp.asarray, metadata),
-        max_num_tokens=max_num_tokens,
-        page_size=page_size,
+        *map(jnp.asarray, _metadata(batch)),
+        max_num_tokens=batch.max_num_tokens,
+        page_size=batch.page_size,
+        total_num_pages=batch.total_num_pages,
     )
 
 

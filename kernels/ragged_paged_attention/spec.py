@@ -62,6 +62,19 @@ _WRITE_RELATIONS = (
     _same_dtype("v"),
 )
 
+_NOT_EMPTY = Relation(
+    "min(N, page, C, Dk) > 0",
+    "kv_pages",
+    "kv_pages.shape={kv_pages.shape} must not have a dimension of 0.",
+    "Make at least one page.",
+)
+_SLOTS_FIT_INT32 = Relation(
+    "N * page <= 2147483647",
+    "kv_pages",
+    "kv_pages.shape={kv_pages.shape} has more token slots than int32 counts.",
+    "Use fewer pages, or split the cache.",
+)
+
 UPDATE_KV_PAGES = OpSpec(
     name="update_kv_pages",
     operands=(
@@ -71,6 +84,8 @@ UPDATE_KV_PAGES = OpSpec(
         Operand("slot_mapping", ("T",), INT32),
     ),
     relations=(
+        _NOT_EMPTY,
+        _SLOTS_FIT_INT32,
         *_WRITE_RELATIONS,
         Relation(
             "C == 2 * Hkv",
@@ -81,6 +96,12 @@ UPDATE_KV_PAGES = OpSpec(
         ),
         *_BATCH_FITS_PAGES,
     ),
+)
+
+COPY_PAGES = OpSpec(
+    name="copy_pages",
+    operands=(_KV_PAGES, Operand("copies", ("n", "2"), INT32)),
+    relations=(_NOT_EMPTY,),
 )
 
 _BLOCKS = (
@@ -112,6 +133,9 @@ _BLOCKS = (
     ),
 )
 
+# Far enough from float32's ends that products with logits stay inside.
+_FITS_FLOAT32 = "1e-30 <= value <= 1e30"
+
 ATTRIBUTES = (
     Attribute(
         "sm_scale",
@@ -122,6 +146,11 @@ ATTRIBUTES = (
                 "isfinite(value) and value > 0",
                 "sm_scale={value} must be a positive finite number.",
                 "None stands for head_dim ** -0.5.",
+            ),
+            (
+                _FITS_FLOAT32,
+                "sm_scale={value} must be in range [1e-30, 1e30].",
+                "The kernels compute in float32.",
             ),
         ),
     ),
@@ -157,6 +186,11 @@ ATTRIBUTES = (
                 "soft_cap={value} must be a positive finite number.",
                 "Pass None for no cap.",
             ),
+            (
+                _FITS_FLOAT32,
+                "soft_cap={value} must be in range [1e-30, 1e30].",
+                "The kernels compute in float32. Pass None for no cap.",
+            ),
         ),
     ),
     *_BLOCKS,
@@ -176,13 +210,14 @@ RAGGED_PAGED_ATTENTION = OpSpec(
     attributes=ATTRIBUTES,
     relations=(
         Relation(
-            "min(T, S, P, N, page, Hq, C, D) > 0",
+            "min(T, Hq, D, S, P) > 0",
             "q",
-            "q.shape={q.shape}, kv_pages.shape={kv_pages.shape} and "
-            "page_indices.shape={page_indices.shape} must not have a "
-            "dimension of 0.",
+            "q.shape={q.shape} and page_indices.shape={page_indices.shape} "
+            "must not have a dimension of 0.",
             "Give each at least one row; an idle step has num_seqs 0.",
         ),
+        _NOT_EMPTY,
+        _SLOTS_FIT_INT32,
         *_WRITE_RELATIONS,
         Relation(
             "D == Dk",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -16,11 +14,13 @@ def slot_mapping(
     *,
     max_num_tokens: int,
     page_size: int,
+    total_num_pages: int,
 ) -> jax.Array:
     """Where each token of a batch goes.
 
     Returns:
-      i32[max_num_tokens]: ``page * page_size + offset``; -1 for dead tokens.
+      i32[max_num_tokens]: ``page * page_size + offset``; -1 for dead tokens,
+      and for those that wrong metadata sends nowhere.
     """
     rows = page_indices.shape[0]
     live = jnp.clip(num_seqs[0], 0, rows)
@@ -30,12 +30,13 @@ def slot_mapping(
     seq = jnp.searchsorted(ends, token, side="right").astype(jnp.int32)
     seq = jnp.minimum(seq, rows - 1)
     position = kv_lens[seq] - cu_q_lens[seq + 1] + token
-    page = page_indices[
-        seq, jnp.clip(position // page_size, 0, page_indices.shape[1] - 1)
-    ]
+    column = position // page_size
+    page = page_indices[seq, jnp.clip(column, 0, page_indices.shape[1] - 1)]
     slot = page * page_size + position % page_size
     total = jnp.where(live > 0, cu_q_lens[live], 0)
-    return jnp.where((token < total) & (position >= 0), slot, jnp.int32(-1))
+    sound = (token < total) & (position >= 0)
+    sound &= (column < page_indices.shape[1]) & (page >= 0)
+    return jnp.where(sound & (page < total_num_pages), slot, jnp.int32(-1))
 
 
 def update_kv_pages(
@@ -51,17 +52,12 @@ def update_kv_pages(
     return flat.reshape(kv_pages.shape)
 
 
-def copy_pages(kv_pages: Any, copies: Any) -> jax.Array:
-    """Copies whole pages; all sources are read before a target is written.
-
-    Args:
-      kv_pages: [total_num_pages, page_size, 2 * num_kv_heads, head_dim];
-        donate it under jit, so that it is written in place.
-      copies: i32[n, 2] of (source, target), as
-        :meth:`pagemill.PagePool.take_page_copies` gives them.
-
-    Returns:
-      The updated pages.
-    """
-    kv_pages, copies = jnp.asarray(kv_pages), jnp.asarray(copies)
-    return kv_pages.at[copies[:, 1]].set(kv_pages[copies[:, 0]], mode="drop")
+def copy_pages(kv_pages: jax.Array, copies: jax.Array) -> jax.Array:
+    """Page copies[i, 0] to copies[i, 1]; a pair out of range is dropped."""
+    source, target = copies[:, 0], copies[:, 1]
+    pages = kv_pages.shape[0]
+    # Negative indices would count from the end, and high sources be clamped.
+    sound = (source >= 0) & (source < pages) & (target >= 0)
+    return kv_pages.at[jnp.where(sound, target, pages)].set(
+        kv_pages[jnp.where(sound, source, 0)], mode="drop"
+    )

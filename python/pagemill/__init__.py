@@ -12,13 +12,13 @@ from pagemill.errors import PagemillError as PagemillError
 from pagemill.errors import SpecError as SpecError
 from pagemill.errors import UnsupportedError as UnsupportedError
 from pagemill.kernels.ragged_paged_attention.api import (
+    copy_pages as copy_pages,
+)
+from pagemill.kernels.ragged_paged_attention.api import (
     ragged_paged_attention as ragged_paged_attention,
 )
 from pagemill.kernels.ragged_paged_attention.api import (
     update_kv_pages as update_kv_pages,
-)
-from pagemill.kernels.ragged_paged_attention.update import (
-    copy_pages as copy_pages,
 )
 from pagemill.params import Tuning as Tuning
 from pagemill.planner import Planner as Planner

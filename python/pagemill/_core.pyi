@@ -56,6 +56,11 @@ class CheckCode(enum.IntEnum):
     SHARED_PAGE_WRITTEN = 14
     """pages that others read are not written this step"""
 
+    SLOT_MAPPING = 15
+    """
+    slot_mapping is page * page_size + offset for live tokens, -1 for dead ones
+    """
+
 class Level(enum.Enum):
     """How much is checked."""
 
@@ -89,12 +94,16 @@ class Violation:
     @property
     def remedy(self) -> str: ...
 
+    def __getstate__(self) -> tuple[CheckCode, int, int, int, int, str]: ...
+
+    def __setstate__(self, arg: tuple[CheckCode, int, int, int, int, str], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 def checks() -> list[tuple[CheckCode, Level, str, str]]:
     """Every check: (code, level, what must hold, what to do otherwise)."""
 
-def validate(kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: int, distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, *, page_size: int, total_num_pages: int, max_num_tokens: int, level: Level) -> list[Violation]:
+def validate(kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: int, distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, *, page_size: int, total_num_pages: int, max_num_tokens: int, level: Level) -> list[Violation]:
     """All violations of a batch; empty when it is valid."""
 
 def format_violations(violations: Sequence[Violation]) -> str:

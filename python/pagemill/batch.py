@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pagemill import _core
 from pagemill import spec as spec_lib
 from pagemill.errors import PagemillError, Problem
 from pagemill.spec import INT32, Attribute, Operand, OpSpec, Relation
@@ -92,6 +93,13 @@ BATCH = OpSpec(
     ),
     relations=(
         Relation(
+            "min(S, P) > 0",
+            "page_indices",
+            "page_indices.shape={page_indices.shape} must not have a "
+            "dimension of 0.",
+            "Give it at least one row and column; an idle step has num_seqs 0.",
+        ),
+        Relation(
             "slot_mapping.shape[0] == max_num_tokens",
             "slot_mapping",
             "Expected slot_mapping.shape={slot_mapping.shape} to be "
@@ -109,6 +117,7 @@ ARRAYS = (
     "distribution",
     "slot_mapping",
 )
+LEVELS = {"structure": _core.Level.STRUCTURE, "full": _core.Level.FULL}
 STATICS = ("page_size", "total_num_pages", "max_num_tokens")
 
 
@@ -157,14 +166,18 @@ def as_int32(name: str, value: Any) -> Any:
 def _require_int32_values(name: str, array: np.ndarray[Any, Any]) -> None:
     if array.size == 0 and array.dtype == np.float64:
         return  # np.asarray([]): no value says otherwise.
-    if array.dtype.kind not in "iu":
+    # Integers beyond 64 bits, which numpy keeps as objects.
+    huge = array.dtype == object and all(
+        isinstance(value, int) for value in array.flat
+    )
+    if array.dtype.kind not in "iu" and not huge:
         raise _one_problem(
             name,
             f"The dtype of `{name}` must be int32. Got {array.dtype}.",
             "Metadata counts tokens and pages: pass integers.",
         )
     outside = (array < _INT32.min) | (array > _INT32.max)
-    if not outside.any():
+    if not np.any(outside):
         return
     places = [tuple(map(int, place)) for place in np.argwhere(outside)]
     problems = [
@@ -179,6 +192,37 @@ def _require_int32_values(name: str, array: np.ndarray[Any, Any]) -> None:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     first = problems[0]
     raise PagemillError(f"{first.message} {first.remedy}{more}", problems)
+
+
+def prove(batch: RaggedBatch, level: str) -> None:
+    """Checks the values of a batch whose arrays are on the host.
+
+    Args:
+      batch: the batch.
+      level: a key of LEVELS.
+
+    Raises:
+      PagemillError: with every violation.
+    """
+
+    def host(name: str) -> Any:
+        value = getattr(batch, name)
+        return None if value is None else np.ascontiguousarray(value)
+
+    violations = _core.validate(
+        host("kv_lens"),
+        host("page_indices"),
+        host("cu_q_lens"),
+        int(host("num_seqs")[0]),
+        host("distribution"),
+        host("slot_mapping"),
+        page_size=batch.page_size,
+        total_num_pages=batch.total_num_pages,
+        max_num_tokens=batch.max_num_tokens,
+        level=LEVELS[level],
+    )
+    if violations:
+        raise PagemillError(_core.format_violations(violations), violations)
 
 
 def _one_problem(name: str, message: str, remedy: str) -> PagemillError:

@@ -60,22 +60,23 @@ def make_op(
     primitive.def_abstract_eval(lambda first, *_, **__: first)
     primitive.def_impl(functools.partial(_run_compiled, primitive.bind))
 
-    def lower(platform: Implementation, run: Callable[..., jax.Array]) -> Any:
+    def lower(platform: Implementation) -> Any:
         def rule(
             *operands: Any,
             implementation: Implementation | None,
             **options: Any,
         ) -> jax.Array:
-            if implementation not in (None, platform):
-                raise UnsupportedError(_wrong_platform(name, implementation))
+            chosen = implementation or platform
+            if chosen in ("cpu", "tpu") and chosen != platform:
+                raise UnsupportedError(_wrong_platform(name, chosen))
+            run: Callable[..., jax.Array] = getattr(implementations, chosen)
             return run(*operands, **options)
 
         return mlir.lower_fun(rule, multiple_results=False)
 
-    mlir.register_lowering(primitive, lower("xla", implementations.xla))
+    mlir.register_lowering(primitive, lower("xla"))
     for platform in ("cpu", "tpu"):
-        rule = lower(platform, getattr(implementations, platform))
-        mlir.register_lowering(primitive, rule, platform=platform)
+        mlir.register_lowering(primitive, lower(platform), platform=platform)
     batching.primitive_batchers[primitive] = functools.partial(
         _one_by_one, primitive
     )
@@ -86,9 +87,11 @@ def make_op(
         implementation: Implementation | None,
         **options: Any,
     ) -> jax.Array:
-        if implementation in ("xla", "interpret"):
-            run = getattr(implementations, implementation)
-            return _run_compiled(run, *operands, **options)
+        if implementation == "interpret":
+            # Its callbacks are ordered, which a lowering cannot bring in.
+            return _run_compiled(
+                implementations.interpret, *operands, **options
+            )
         return primitive.bind(
             *operands, implementation=implementation, **options
         )
@@ -114,7 +117,8 @@ def _run_compiled(
     run: Callable[..., jax.Array], *operands: Any, **options: Any
 ) -> jax.Array:
     """An op called outside of jit is a program of its own."""
-    return _compiled(run, tuple(sorted(options.items())))(*operands)
+    with jax.disable_jit(disable=False):  # else it would come back here
+        return _compiled(run, tuple(sorted(options.items())))(*operands)
 
 
 @functools.cache
@@ -160,6 +164,9 @@ def _one_by_one(
         for operand, dim in zip(mapped, dims, strict=True)
         if dim is not None
     )
+    if size == 0:  # The result is shaped like the first operand.
+        shape = mapped[0].shape if dims[0] is None else mapped[0].shape[1:]
+        return jnp.zeros((0, *shape), mapped[0].dtype), 0
     return jax.lax.map(one, jnp.arange(size)), 0
 
 

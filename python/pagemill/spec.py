@@ -36,6 +36,7 @@ LETTERS = {
     "Hq": "num_q_heads",
     "Hkv": "num_kv_heads",
     "D": "head_dim",
+    "Dk": "kv_head_dim",
 }
 
 FLOATS = ("float32", "bfloat16")
@@ -357,7 +358,10 @@ def _to_float(value: Any) -> float:
     plain = _concrete(value)
     if isinstance(plain, bool) or not isinstance(plain, numbers.Real):
         raise _CastError(f"{plain!r} must be a real number.", "Pass a float.")
-    return float(plain)
+    try:
+        return float(plain)
+    except OverflowError:
+        return math.inf  # Only an int can be too large; rules see its size.
 
 
 def _to_int(value: Any) -> int:

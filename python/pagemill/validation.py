@@ -8,12 +8,10 @@ import jax
 import numpy as np
 
 from pagemill import _core
-from pagemill.batch import ARRAYS, RaggedBatch
+from pagemill.batch import ARRAYS, LEVELS, RaggedBatch, prove
 from pagemill.errors import PagemillError
 
 CheckCode = _core.CheckCode
-
-_LEVELS = {"structure": _core.Level.STRUCTURE, "full": _core.Level.FULL}
 
 
 def validate(
@@ -24,6 +22,7 @@ def validate(
     cu_q_lens: Any = None,
     num_seqs: Any = None,
     distribution: Any = None,
+    slot_mapping: Any = None,
     page_size: int | None = None,
     total_num_pages: int | None = None,
     max_num_tokens: int | None = None,
@@ -41,6 +40,7 @@ def validate(
       cu_q_lens: i32[max_num_seqs + 1].
       num_seqs: i32[1] or an int.
       distribution: i32[3] or None.
+      slot_mapping: i32[max_num_tokens] or None.
       page_size: tokens per page.
       total_num_pages: pages in the KV cache.
       max_num_tokens: rows of the token buffer.
@@ -52,9 +52,9 @@ def validate(
     Raises:
       PagemillError: with every violation, in order, in ``.violations``.
     """
-    if level not in _LEVELS:
+    if not isinstance(level, str) or level not in LEVELS:
         raise PagemillError(
-            f"level={level!r} must be one of {sorted(_LEVELS)}. "
+            f"level={level!r} must be one of {sorted(LEVELS)}. "
             "Pass level='full' unless ownership is known to hold."
         )
     bare = {
@@ -63,6 +63,7 @@ def validate(
         "cu_q_lens": cu_q_lens,
         "num_seqs": num_seqs,
         "distribution": distribution,
+        "slot_mapping": slot_mapping,
         "page_size": page_size,
         "total_num_pages": total_num_pages,
         "max_num_tokens": max_num_tokens,
@@ -71,35 +72,29 @@ def validate(
         batch = _make_batch(bare)
     else:
         _refuse_both(batch, bare)
-    _refuse_tracers(batch)
-    violations = _core.validate(
-        _host(batch.kv_lens),
-        _host(batch.page_indices),
-        _host(batch.cu_q_lens),
-        int(_host(batch.num_seqs)[0]),
-        None if batch.distribution is None else _host(batch.distribution),
-        page_size=batch.page_size,
-        total_num_pages=batch.total_num_pages,
-        max_num_tokens=batch.max_num_tokens,
-        level=_LEVELS[level],
-    )
-    if violations:
-        raise PagemillError(_core.format_violations(violations), violations)
+    _refuse_unknown_values(batch)
+    prove(batch, level)
 
 
 def _make_batch(bare: dict[str, Any]) -> RaggedBatch:
     missing = [
         name
         for name, value in bare.items()
-        if value is None and name != "distribution"
+        if value is None and name not in ("distribution", "slot_mapping")
     ]
     if missing:
         raise PagemillError(
             f"validate() lacks {', '.join(missing)}. "
             "Pass a RaggedBatch, or all arrays and sizes by name."
         )
-    if np.ndim(bare["num_seqs"]) == 0:
-        bare["num_seqs"] = np.asarray([bare["num_seqs"]])
+    num_seqs = bare["num_seqs"]
+    if np.ndim(num_seqs) == 0:
+        one = (
+            num_seqs
+            if isinstance(num_seqs, jax.Array)
+            else np.asarray(num_seqs)
+        )
+        bare["num_seqs"] = one.reshape(1)
     return RaggedBatch(**bare)
 
 
@@ -117,19 +112,18 @@ def _refuse_both(batch: Any, bare: dict[str, Any]) -> None:
         )
 
 
-def _refuse_tracers(batch: RaggedBatch) -> None:
-    traced = [
-        name
-        for name in ARRAYS
-        if isinstance(getattr(batch, name), jax.core.Tracer)
-    ]
+def _refuse_unknown_values(batch: RaggedBatch) -> None:
+    arrays = {n: v for n in ARRAYS if (v := getattr(batch, n)) is not None}
+    traced = [n for n, v in arrays.items() if isinstance(v, jax.core.Tracer)]
     if traced:
         raise PagemillError(
             f"validate() needs values, but {', '.join(traced)} are traced: "
             "inside jit they are not known yet. Call validate on the host, "
             "before the compiled function."
         )
-
-
-def _host(array: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.ascontiguousarray(array)
+    for name, value in arrays.items():
+        if not isinstance(value, (np.ndarray, jax.Array)):
+            raise PagemillError(
+                f"validate() needs values, but {name} is a "
+                f"{type(value).__name__}. Pass numpy or jax arrays."
+            )

@@ -97,6 +97,42 @@ def test_traces(tmp_path: pathlib.Path) -> None:
     assert traces.load(table) == [traces.Request(0, 374, 44)]
 
 
+def test_traces_as_other_programs_write_them(tmp_path: pathlib.Path) -> None:
+    line = '{"input_length": 5, "output_length": 2, "x": "a\u2028b"}'
+    for name, text in (
+        ("bom.jsonl", "\ufeff" + line),
+        ("crlf.jsonl", line + "\r\n" + line + "\r\n"),
+        ("bom.csv", "\ufeffContextTokens,GeneratedTokens\r\n5,2\r\n"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(text.encode())
+        assert traces.load(path)[0] == traces.Request(0, 5, 2)
+
+
+def test_nothing_served_is_not_a_success(
+    tmp_path: pathlib.Path, capsys: Any
+) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"input_length": 99999999, "output_length": 3}')
+    assert main.main(["--trace", str(path)]) == 2
+    assert "no request of the trace fits 32768" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--soft-cap", "0"],
+        ["--soft-cap", "nan"],
+        ["--sliding-window", "3000000000"],
+    ],
+)
+def test_bad_options_are_one_line(arguments: list[str], capsys: Any) -> None:
+    assert main.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("demo: ")
+    assert arguments[0][2:].replace("-", "_") in error
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -105,6 +141,9 @@ def test_traces(tmp_path: pathlib.Path) -> None:
         ("a.jsonl", '{"input_length": 5}', "a.jsonl:1: output_length=None"),
         ("a.jsonl", "{}\n{", "a.jsonl:1"),
         ("a.jsonl", "[1]", "not a JSON object"),
+        ("a.jsonl", "[" * 100_000, "not JSON"),
+        ("a.jsonl", '{"input_length": ' + "9" * 5000 + "}", "a.jsonl:1"),
+        ("a.csv", "ContextTokens,GeneratedTokens\n1_0,2\n", "positive"),
         ("a.jsonl", '{"input_length": 0, "output_length": 1}', "positive"),
         ("a.csv", "A,B\n1,2\n", "a.csv:2: ContextTokens=None"),
     ],

@@ -203,9 +203,9 @@ def test_c31_other_integers(dtype: Any) -> None:
     np.testing.assert_array_equal(batch.page_indices, [[0, 1], [2, 3]])
 
 
-@pytest.mark.parametrize("value", [2**31 + 1, -(2**31) - 1])
+@pytest.mark.parametrize("value", [2**31 + 1, -(2**31) - 1, 2**70])
 def test_c31_never_wrapped(value: int) -> None:
-    pages = np.array([[0, 1], [2, value]], np.int64)
+    pages = [[0, 1], [2, value]]
     with pytest.raises(PagemillError, match=r"page_indices\[1, 1\]") as info:
         pagemill.validate(**metadata(page_indices=pages))
     assert str(value) in str(info.value)
@@ -299,8 +299,72 @@ def test_argument_mistakes() -> None:
         pagemill.validate(RaggedBatch(**metadata()), kv_lens=[1])
     with pytest.raises(PagemillError, match="RaggedBatch"):
         pagemill.validate([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(PagemillError, match="level"):
-        pagemill.validate(**metadata(), level="all")
+    for level in ("all", ["full"], None):
+        with pytest.raises(PagemillError, match="level"):
+            pagemill.validate(**metadata(), level=level)
+
+
+def test_slot_mapping() -> None:
+    right = i32(*range(12, 16), *range(16, 20), 32 + 8, *[-1] * 7)
+    pagemill.validate(**metadata(slot_mapping=right))
+    wrong = right.copy()
+    wrong[8] = 100
+    found = only(**metadata(slot_mapping=wrong))
+    assert found.code == CheckCode.SLOT_MAPPING
+    assert (found.sequence, found.index, found.value) == (1, 8, 100)
+    wrong = right.copy()
+    wrong[15] = 3
+    assert "dead token" in only(**metadata(slot_mapping=wrong)).message
+
+
+def test_violations_survive_pickling() -> None:
+    import pickle
+
+    with pytest.raises(PagemillError) as info:
+        pagemill.validate(**metadata(kv_lens=i32(4, 9)))
+    copy = pickle.loads(pickle.dumps(info.value))
+    assert str(copy) == str(info.value)
+    assert copy.violations[0].message == info.value.violations[0].message
+    assert copy.violations[0].code == info.value.violations[0].code
+
+
+def test_values_that_are_not_there() -> None:
+    shapes = {
+        name: jax.ShapeDtypeStruct(value.shape, value.dtype)
+        for name, value in metadata().items()
+        if isinstance(value, np.ndarray)
+    }
+    with pytest.raises(PagemillError, match="ShapeDtypeStruct"):
+        pagemill.validate(**metadata(**shapes))
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0)])
+def test_empty_tables(shape: tuple[int, int]) -> None:
+    with pytest.raises(PagemillError, match="dimension of 0"):
+        pagemill.validate(
+            **metadata(
+                page_indices=np.zeros(shape, np.int32),
+                kv_lens=np.zeros(shape[0], np.int32),
+                cu_q_lens=np.zeros(shape[0] + 1, np.int32),
+                num_seqs=0,
+            )
+        )
+
+
+def test_pages_beyond_any_table_are_not_counted() -> None:
+    """Memory follows the arrays, not total_num_pages."""
+    huge = {"page_size": 1, "total_num_pages": 2**31 - 1}
+    pages = np.array([[5, 2**31 - 2], [7, 8]], np.int32)
+    batch = {
+        "kv_lens": i32(2, 1),
+        "cu_q_lens": i32(0, 2, 3),
+        "page_indices": pages,
+    }
+    pagemill.validate(**metadata(**huge, **batch))
+    pages[1, 0] = 5
+    assert only(**metadata(**huge, **batch)).code == (
+        CheckCode.PAGE_WRITTEN_TWICE
+    )
 
 
 def test_all_offenders_in_order() -> None:

@@ -43,6 +43,7 @@ def test_slot_mapping(seqs: Any, x64: bool) -> None:
             *map(jnp.asarray, batch.operands[2:]),
             max_num_tokens=len(batch.q),
             page_size=16,
+            total_num_pages=len(batch.kv_pages),
         )
     assert slots.dtype == jnp.int32
     np.testing.assert_array_equal(slots, slots_of(batch))
@@ -69,9 +70,32 @@ def test_copies_read_before_they_write() -> None:
     copies = np.array([[0, 1], [1, 2], [4, 0]], np.int32)
     expected = kv_pages.copy()
     expected[[1, 2, 0]] = kv_pages[[0, 1, 4]]
-    np.testing.assert_array_equal(update.copy_pages(kv_pages, copies), expected)
-    none = np.zeros((0, 2), np.int32)
-    np.testing.assert_array_equal(update.copy_pages(kv_pages, none), kv_pages)
+    pages = jnp.asarray(kv_pages)
+    copied = update.copy_pages(pages, jnp.asarray(copies))
+    np.testing.assert_array_equal(copied, expected)
+    none = jnp.zeros((0, 2), jnp.int32)
+    np.testing.assert_array_equal(update.copy_pages(pages, none), kv_pages)
+
+
+@pytest.mark.parametrize("pair", [(0, -1), (-1, 0), (99, 0), (0, 99)])
+def test_copies_out_of_range_are_dropped(pair: tuple[int, int]) -> None:
+    pages = jnp.arange(6 * 4 * 2 * 8, dtype=jnp.float32).reshape(6, 4, 2, 8)
+    copied = update.copy_pages(pages, jnp.asarray([pair], jnp.int32))
+    np.testing.assert_array_equal(copied, pages)
+
+
+@pytest.mark.parametrize("page", [2**28, 2**28 + 3, 8, -1, -(2**31)])
+def test_tokens_of_bad_pages_go_nowhere(page: int) -> None:
+    slots = update.slot_mapping(
+        jnp.asarray([20], jnp.int32),
+        jnp.asarray([[0, page]], jnp.int32),
+        jnp.asarray([0, 8], jnp.int32),
+        jnp.asarray([1], jnp.int32),
+        max_num_tokens=9,
+        page_size=16,
+        total_num_pages=8,
+    )
+    assert slots.tolist() == [12, 13, 14, 15, -1, -1, -1, -1, -1]
 
 
 def test_a_donated_cache_is_written_in_place() -> None:
