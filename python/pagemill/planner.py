@@ -71,6 +71,11 @@ class Planner:
           PagemillError: a closed, foreign or repeated sequence, a token count
             below 1, or more than the planner's sizes; nothing was changed.
         """
+        if not isinstance(requests, Iterable):
+            raise PagemillError(
+                f"requests is a {type(requests).__name__}; it must be a list "
+                "of pairs (sequence, number of new tokens)."
+            )
         pairs = [self._pair(i, pair) for i, pair in enumerate(requests)]
         plan = self._core.plan(
             np.array([handle for handle, _ in pairs], np.int64),

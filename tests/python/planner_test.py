@@ -186,6 +186,13 @@ def test_malformed_requests(pair: Any) -> None:
         planner.plan([pair])
 
 
+@pytest.mark.parametrize("requests", [5, None])
+def test_requests_that_are_no_list(requests: Any) -> None:
+    _, planner = make()
+    with pytest.raises(PagemillError, match="requests is a"):
+        planner.plan(requests)
+
+
 @pytest.mark.parametrize(
     "name", ["max_num_tokens", "max_num_seqs", "pages_per_seq"]
 )
