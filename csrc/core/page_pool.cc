@@ -67,6 +67,7 @@ SequenceHandle PagePool::OpenLocked() {
   }
   Sequence& seq = sequences_[slot];
   seq.open = true;
+  ++num_open_;
   return int64_t{slot} | int64_t{seq.generation} << 32;
 }
 
@@ -74,14 +75,15 @@ Status PagePool::Close(SequenceHandle handle) {
   std::lock_guard lock(mutex_);
   uint32_t slot;
   if (Status status = Find(handle, &slot); !status.ok()) return status;
-  DropPending(handle);
   Sequence& seq = sequences_[slot];
+  DropPending(seq);
   for (int32_t page : seq.pages) Release(page);
   // A slot whose generations are used up is never opened again.
   const bool reusable = seq.generation < uint32_t{kInt32Max};
   const uint32_t next = seq.generation + 1;
   seq = Sequence();
   seq.generation = next;
+  --num_open_;
   if (reusable) free_slots_.push_back(slot);
   return Status();
 }
@@ -101,12 +103,12 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
   if (partial) {
     // Where the original's own copy is still pending, its page is not written
     // yet: copy from the same source.
-    const PendingCopy* pending = FindPending(handle);
-    const int32_t source =
-        pending != nullptr ? pending->copy.source : to.pages.back();
+    const int32_t source = from.pending == kNone
+                               ? to.pages.back()
+                               : pending_[from.pending].copy.source;
     to.pages.back() = TakeFree();
     ++reference_counts_[source];
-    pending_.push_back({fork, {source, to.pages.back()}});
+    AddPending(fork, {source, to.pages.back()});
   }
   const size_t shared = to.pages.size() - (partial ? 1 : 0);
   for (size_t i = 0; i < shared; ++i) ++reference_counts_[to.pages[i]];
@@ -123,6 +125,8 @@ Status PagePool::Truncate(SequenceHandle handle, int64_t length) {
         StrCat("length=", length, " must be in range [0, ", seq.length,
                "], the sequence's own length. Truncating never adds tokens."));
   }
+  // Nothing to forget: no copy is due, even if a fork waits for the last page.
+  if (length == seq.length) return Status();
   const size_t keep = static_cast<size_t>(PagesFor(length));
   const bool drops_last = keep < seq.pages.size();
   const bool partial = length % page_size_ != 0;
@@ -132,7 +136,7 @@ Status PagePool::Truncate(SequenceHandle handle, int64_t length) {
       [this](int32_t page) { return reference_counts_[page] == 1; });
   if (copy && free_pages_.empty() && !frees) return OutOfPages(1, 0);
 
-  if (drops_last) DropPending(handle);  // it is about the last page
+  if (drops_last) DropPending(seq);  // it is about the last page
   while (seq.pages.size() > keep) {
     Release(seq.pages.back());
     seq.pages.pop_back();
@@ -142,7 +146,7 @@ Status PagePool::Truncate(SequenceHandle handle, int64_t length) {
     const int32_t source = seq.pages.back();
     seq.pages.back() = TakeFree();
     // The sequence's own reference becomes the pending copy's.
-    pending_.push_back({handle, {source, seq.pages.back()}});
+    AddPending(handle, {source, seq.pages.back()});
   }
   return Status();
 }
@@ -176,6 +180,7 @@ std::vector<PageCopy> PagePool::TakePageCopies() {
   copies.reserve(pending_.size());
   for (const PendingCopy& pending : pending_) {
     copies.push_back(pending.copy);
+    sequences_[SlotOf(pending.handle)].pending = kNone;
     Release(pending.copy.source);
   }
   pending_.clear();
@@ -189,8 +194,7 @@ int64_t PagePool::num_free_pages() const {
 
 int64_t PagePool::num_sequences() const {
   std::lock_guard lock(mutex_);
-  return std::count_if(sequences_.begin(), sequences_.end(),
-                       [](const Sequence& seq) { return seq.open; });
+  return num_open_;
 }
 
 Status PagePool::Find(SequenceHandle handle, uint32_t* slot) const {
@@ -228,7 +232,7 @@ Status PagePool::CheckAppend(std::span<const SequenceHandle> handles,
           StrCat("requests[", i, "] names sequence ", slot,
                  " twice in one step. Add its token counts up."));
     }
-    if (FindPending(handles[i]) != nullptr) {
+    if (seq.pending != kNone) {
       return InvalidArgument(
           StrCat("requests[", i, "]: sequence ", slot,
                  " waits for the copy of a page. Call take_page_copies() and "
@@ -276,20 +280,21 @@ void PagePool::Release(int32_t page) {
   if (--reference_counts_[page] == 0) free_pages_.push_back(page);
 }
 
-const PagePool::PendingCopy* PagePool::FindPending(
-    SequenceHandle handle) const {
-  for (const PendingCopy& pending : pending_) {
-    if (pending.handle == handle) return &pending;
-  }
-  return nullptr;
+void PagePool::AddPending(SequenceHandle handle, PageCopy copy) {
+  sequences_[SlotOf(handle)].pending = static_cast<int32_t>(pending_.size());
+  pending_.push_back({handle, copy});
 }
 
-void PagePool::DropPending(SequenceHandle handle) {
-  std::erase_if(pending_, [&](const PendingCopy& pending) {
-    if (pending.handle != handle) return false;
-    Release(pending.copy.source);
-    return true;
-  });
+// The order of copies means nothing: no page is both a source and a target.
+void PagePool::DropPending(Sequence& seq) {
+  const int32_t index = std::exchange(seq.pending, kNone);
+  if (index == kNone) return;
+  Release(pending_[index].copy.source);
+  if (pending_[index].handle != pending_.back().handle) {
+    pending_[index] = pending_.back();
+    sequences_[SlotOf(pending_[index].handle)].pending = index;
+  }
+  pending_.pop_back();
 }
 
 Status PagePool::Audit() const {

@@ -91,11 +91,15 @@ class PagePool {
     uint64_t last_append = 0;  // the append that named it last
     int64_t length = 0;
     std::vector<int32_t> pages;
+    int32_t pending = kNone;  // its place in pending_, if a copy is pending
   };
+  // Always about a sequence's last page: so there is one at most for each.
   struct PendingCopy {
     SequenceHandle handle;
     PageCopy copy;
   };
+
+  static constexpr int32_t kNone = -1;
 
   PagePool(int64_t total_num_pages, int64_t page_size);
 
@@ -111,8 +115,8 @@ class PagePool {
                 std::span<const int64_t> counts, int64_t max_pages);
   int32_t TakeFree();
   void Release(int32_t page);
-  const PendingCopy* FindPending(SequenceHandle handle) const;
-  void DropPending(SequenceHandle handle);
+  void AddPending(SequenceHandle handle, PageCopy copy);
+  void DropPending(Sequence& seq);
   int64_t PagesFor(int64_t length) const {
     return (length + page_size_ - 1) / page_size_;
   }
@@ -126,6 +130,7 @@ class PagePool {
   std::vector<uint32_t> free_slots_;
   std::vector<PendingCopy> pending_;
   uint64_t appends_ = 0;
+  int64_t num_open_ = 0;
 };
 
 }  // namespace pagemill

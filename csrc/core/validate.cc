@@ -10,6 +10,7 @@
 
 #include "csrc/core/ownership.h"
 #include "csrc/core/str_cat.h"
+#include "csrc/core/validate_passes.h"
 
 namespace pagemill {
 namespace {
@@ -26,9 +27,11 @@ constexpr CheckInfo kChecks[] = {
 
 // ---------------------------------------------------------------- accepting
 
+bool IsSize(int64_t size) { return size > 0 && size <= kInt32Max; }
+
 bool SizesHold(const BatchView& b) {
-  return b.page_size > 0 && b.total_num_pages > 0 && b.max_num_tokens > 0 &&
-         b.page_size <= kInt32Max && b.total_num_pages <= kInt32Max &&
+  return IsSize(b.page_size) && IsSize(b.total_num_pages) &&
+         IsSize(b.max_num_tokens) &&
          b.total_num_pages * b.page_size <= kInt32Max &&
          b.max_num_seqs * b.pages_per_seq <= kInt32Max && b.num_seqs >= 0 &&
          b.num_seqs <= b.max_num_seqs;
@@ -102,14 +105,6 @@ bool SlotsHold(const BatchView& b) {
   return !bad;
 }
 
-bool Accepts(const BatchView& b, Level level) {
-  if (!SizesHold(b) || !DistributionHolds(b) || !LengthsHold(b) ||
-      !PagesHold(b) || !SlotsHold(b)) {
-    return false;
-  }
-  return level == Level::kStructure || (RangesHold(b) && OwnershipHolds(b));
-}
-
 // ----------------------------------------------------------------- locating
 
 class Locator {
@@ -152,7 +147,7 @@ class Locator {
         {"total_num_pages", b_.total_num_pages},
         {"max_num_tokens", b_.max_num_tokens}};
     for (const auto& [name, size] : sizes) {
-      if (size > 0 && size <= kInt32Max) continue;
+      if (IsSize(size)) continue;
       Report(
           CheckCode::kSize, -1, -1, size, kInt32Max,
           StrCat(name, "=", size, " must be in range (0, ", kInt32Max, "]."));
@@ -315,6 +310,18 @@ class Locator {
 
 }  // namespace
 
+bool internal::Accepts(const BatchView& b, Level level) {
+  if (!SizesHold(b) || !DistributionHolds(b) || !LengthsHold(b) ||
+      !PagesHold(b) || !SlotsHold(b)) {
+    return false;
+  }
+  return level == Level::kStructure || (RangesHold(b) && OwnershipHolds(b));
+}
+
+std::vector<Violation> internal::Locate(const BatchView& batch, Level level) {
+  return Locator(batch, level).Run();
+}
+
 std::span<const CheckInfo> AllChecks() { return kChecks; }
 
 std::string_view Violation::remedy() const {
@@ -322,8 +329,8 @@ std::string_view Violation::remedy() const {
 }
 
 std::vector<Violation> Validate(const BatchView& batch, Level level) {
-  if (Accepts(batch, level)) return {};
-  return Locator(batch, level).Run();
+  if (internal::Accepts(batch, level)) return {};
+  return internal::Locate(batch, level);
 }
 
 std::string FormatViolations(std::span<const Violation> violations) {
