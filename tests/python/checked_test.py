@@ -318,6 +318,22 @@ def test_slots_of_rows_that_overlap() -> None:
         assert code_of(batch) == bits
 
 
+def test_lengths_that_only_int64_holds() -> None:
+    """Modulo 2^32 every row is of length 1, as decodes are."""
+    low, high = -(2**31), 2**31 - 1
+    for decode in (0, 1, 2):
+        for ends in ((high, low, low + 1), (low, high, low)):
+            batch = RaggedBatch(
+                **with_rows(
+                    2,
+                    cu_q_lens=i32(*ends),
+                    kv_lens=i32(20, 20),
+                    distribution=i32(decode, 2, 2),
+                )
+            )
+            assert code_of(batch) == found(batch)[0]
+
+
 # -------------------------------------------------------------- transforms
 
 
