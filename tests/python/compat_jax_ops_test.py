@@ -52,7 +52,7 @@ def plain(words: str) -> str:
 
 
 def public_words(function: Callable[..., Any], arguments: Any) -> str:
-    with pytest.raises(ValueError, match=".") as info:
+    with pytest.raises(ValueError, match=r"\S") as info:
         give(function, arguments)
     return plain(str(info.value))
 
