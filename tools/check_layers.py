@@ -74,6 +74,8 @@ def _imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield "." * node.level + (node.module or "")  # In no table.
         elif isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "pagemill" or node.module.startswith(
                 "pagemill.kernels"

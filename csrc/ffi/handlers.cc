@@ -1,10 +1,7 @@
 #include "csrc/ffi/handlers.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "csrc/core/attention/ragged_paged_attention.h"
@@ -12,6 +9,7 @@
 #include "csrc/core/status.h"
 #include "csrc/core/str_cat.h"
 #include "csrc/core/validate.h"
+#include "csrc/ffi/buffers.h"
 #include "csrc/ffi/thread_pool_executor.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -20,16 +18,11 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The Python layer's spec is what users meet; the checks here keep a program
-// that was built without it from reading out of bounds.
 struct Operands {
-  ffi::AnyBuffer q;             // [T, Hq, D]
-  ffi::AnyBuffer kv_pages;      // [N, page_size, 2 * Hkv, D]
-  ffi::AnyBuffer kv_lens;       // i32[S]
-  ffi::AnyBuffer page_indices;  // i32[S, P]
-  ffi::AnyBuffer cu_q_lens;     // i32[S + 1]
-  ffi::AnyBuffer num_seqs;      // i32[1]
-  ffi::AnyBuffer out;           // as q
+  ffi::AnyBuffer q;         // [T, Hq, D]
+  ffi::AnyBuffer kv_pages;  // [N, page_size, 2 * Hkv, D]
+  Metadata metadata;
+  ffi::AnyBuffer out;  // as q
 };
 
 struct Options {
@@ -38,71 +31,6 @@ struct Options {
   int64_t sliding_window;  // 0: none
   bool causal;
 };
-
-ffi::Error ToError(const Status& status) {
-  if (status.ok()) return ffi::Error::Success();
-  return ffi::Error(status.code() == StatusCode::kInvalidArgument
-                        ? ffi::ErrorCode::kInvalidArgument
-                        : ffi::ErrorCode::kInternal,
-                    status.message());
-}
-
-std::string ShapeText(const ffi::AnyBuffer& buffer) {
-  std::string text = "[";
-  for (const int64_t size : buffer.dimensions()) {
-    text += StrCat(text.size() > 1 ? ", " : "", size);
-  }
-  return text + "]";
-}
-
-std::string DTypeText(ffi::DataType dtype) {
-  switch (dtype) {
-    case ffi::F32:
-      return "float32";
-    case ffi::BF16:
-      return "bfloat16";
-    case ffi::S32:
-      return "int32";
-    case ffi::S64:
-      return "int64";
-    case ffi::F16:
-      return "float16";
-    case ffi::F64:
-      return "float64";
-    default:
-      return StrCat("XLA's type ", static_cast<int>(dtype));
-  }
-}
-
-Status CheckRank(std::string_view name, const ffi::AnyBuffer& buffer,
-                 size_t rank) {
-  if (buffer.dimensions().size() == rank) return Status();
-  return InvalidArgument(StrCat(name, " must have ", rank,
-                                rank == 1 ? " dimension" : " dimensions",
-                                ", not the shape ", ShapeText(buffer), "."));
-}
-
-Status CheckDType(std::string_view name, const ffi::AnyBuffer& buffer,
-                  ffi::DataType dtype, std::string_view reason) {
-  if (buffer.element_type() == dtype) return Status();
-  return InvalidArgument(StrCat(name, " must be ", DTypeText(dtype), reason,
-                                ", not ", DTypeText(buffer.element_type()),
-                                "."));
-}
-
-Status CheckEntries(std::string_view name, const ffi::AnyBuffer& buffer,
-                    int64_t entries, std::string_view reason) {
-  if (buffer.dimensions()[0] == entries) return Status();
-  return InvalidArgument(StrCat(name, " must have ", entries, " entries, ",
-                                reason, ", not ", buffer.dimensions()[0], "."));
-}
-
-Status FirstFailure(std::initializer_list<Status> checks) {
-  for (const Status& check : checks) {
-    if (!check.ok()) return check;
-  }
-  return Status();
-}
 
 Status CheckTensors(const Operands& o) {
   const Status ranks = FirstFailure({CheckRank("q", o.q, 3),
@@ -139,25 +67,6 @@ Status CheckTensors(const Operands& o) {
   return Status();
 }
 
-Status CheckMetadata(const Operands& o) {
-  const Status kinds =
-      FirstFailure({CheckRank("kv_lens", o.kv_lens, 1),
-                    CheckRank("page_indices", o.page_indices, 2),
-                    CheckRank("cu_q_lens", o.cu_q_lens, 1),
-                    CheckRank("num_seqs", o.num_seqs, 1),
-                    CheckDType("kv_lens", o.kv_lens, ffi::S32, ""),
-                    CheckDType("page_indices", o.page_indices, ffi::S32, ""),
-                    CheckDType("cu_q_lens", o.cu_q_lens, ffi::S32, ""),
-                    CheckDType("num_seqs", o.num_seqs, ffi::S32, "")});
-  if (!kinds.ok()) return kinds;
-  const int64_t rows = o.page_indices.dimensions()[0];
-  return FirstFailure(
-      {CheckEntries("kv_lens", o.kv_lens, rows, "one per row of page_indices"),
-       CheckEntries("cu_q_lens", o.cu_q_lens, rows + 1,
-                    "one more than page_indices has rows"),
-       CheckEntries("num_seqs", o.num_seqs, 1, "the number of sequences")});
-}
-
 Status CheckOptions(const Options& options) {
   if (options.sliding_window < 0) {
     return InvalidArgument(StrCat("sliding_window=", options.sliding_window,
@@ -171,21 +80,22 @@ Status CheckOptions(const Options& options) {
 }
 
 BatchView MakeBatch(const Operands& o) {
-  return {.kv_lens = o.kv_lens.typed_data<int32_t>(),
-          .page_indices = o.page_indices.typed_data<int32_t>(),
-          .cu_q_lens = o.cu_q_lens.typed_data<int32_t>(),
+  const Metadata& m = o.metadata;
+  return {.kv_lens = m.kv_lens.typed_data<int32_t>(),
+          .page_indices = m.page_indices.typed_data<int32_t>(),
+          .cu_q_lens = m.cu_q_lens.typed_data<int32_t>(),
           .distribution = nullptr,
-          .num_seqs = o.num_seqs.typed_data<int32_t>()[0],
-          .max_num_seqs = o.page_indices.dimensions()[0],
-          .pages_per_seq = o.page_indices.dimensions()[1],
+          .num_seqs = m.num_seqs.typed_data<int32_t>()[0],
+          .max_num_seqs = m.page_indices.dimensions()[0],
+          .pages_per_seq = m.page_indices.dimensions()[1],
           .page_size = o.kv_pages.dimensions()[1],
           .total_num_pages = o.kv_pages.dimensions()[0],
           .max_num_tokens = o.q.dimensions()[0]};
 }
 
 Status Attend(const Operands& o, const Options& options, Executor& executor) {
-  const Status checks =
-      FirstFailure({CheckTensors(o), CheckMetadata(o), CheckOptions(options)});
+  const Status checks = FirstFailure(
+      {CheckTensors(o), CheckMetadata(o.metadata), CheckOptions(options)});
   if (!checks.ok()) return checks;
   if (o.q.element_count() == 0) return Status();
   const BatchView batch = MakeBatch(o);
@@ -218,7 +128,7 @@ ffi::Error RaggedPagedAttentionHandler(
     int64_t sliding_window, bool causal) {
   ThreadPoolExecutor executor(thread_pool);
   return ToError(
-      Attend({q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, *out},
+      Attend({q, kv_pages, {kv_lens, page_indices, cu_q_lens, num_seqs}, *out},
              {sm_scale, soft_cap, sliding_window, causal}, executor));
 }
 

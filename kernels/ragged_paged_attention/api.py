@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from pagemill import dispatch, spec
-from pagemill.batch import ARRAYS, RaggedBatch, as_int32, prove
+from pagemill.batch import ARRAYS, RaggedBatch, as_int32, known, prove
 from pagemill.dispatch import Implementation, Implementations
 from pagemill.errors import PagemillError
 from pagemill.kernels.ragged_paged_attention import update
@@ -196,7 +196,7 @@ def copy_pages(kv_pages: Any, copies: Any) -> jax.Array:
     if copies.shape == (0,):
         copies = copies.reshape(0, 2)
     spec.check(COPY_PAGES, {"kv_pages": kv_pages, "copies": copies})
-    if _known(copies):
+    if known(copies):
         _check_copies(np.asarray(copies), kv_pages.shape[0])
     return update.copy_pages(*map(jnp.asarray, (kv_pages, copies)))
 
@@ -245,19 +245,10 @@ def _as_batch(
     )
 
 
-def _known(array: Any) -> bool:
-    """Its values can be read here and now, without waiting for a device."""
-    if isinstance(array, jax.core.Tracer):
-        return False
-    if isinstance(array, jax.Array):
-        return all(device.platform == "cpu" for device in array.devices())
-    return isinstance(array, np.ndarray)
-
-
 def _prove_known(batch: RaggedBatch) -> None:
     """Outside of jit wrong values raise before anything is written."""
     arrays = (getattr(batch, name) for name in ARRAYS)
-    if all(_known(array) for array in arrays if array is not None):
+    if all(known(array) for array in arrays if array is not None):
         prove(batch, "structure")
 
 

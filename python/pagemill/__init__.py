@@ -1,12 +1,15 @@
 """Pagemill: ragged batches for TPU attention, planned and proved in C++.
 
 A :class:`PagePool` holds the pages of a KV cache, a :class:`Planner` writes a
-step's metadata as a :class:`RaggedBatch`, :func:`validate` proves it, and
-:func:`ragged_paged_attention` runs it.
+step's metadata as a :class:`RaggedBatch`, :func:`validate` proves it on the
+host and :func:`checked` inside a program, and :func:`ragged_paged_attention`
+runs it.
 """
 
 from pagemill._version import __version__ as __version__
 from pagemill.batch import RaggedBatch as RaggedBatch
+from pagemill.checking import checked as checked
+from pagemill.checking import raise_for_code as raise_for_code
 from pagemill.errors import CapacityError as CapacityError
 from pagemill.errors import PagemillError as PagemillError
 from pagemill.errors import SpecError as SpecError

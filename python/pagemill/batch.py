@@ -225,6 +225,15 @@ def prove(batch: RaggedBatch, level: str) -> None:
         raise PagemillError(_core.format_violations(violations), violations)
 
 
+def known(array: Any) -> bool:
+    """Its values can be read here and now, without waiting for a device."""
+    if isinstance(array, jax.core.Tracer):
+        return False
+    if isinstance(array, jax.Array):
+        return all(device.platform == "cpu" for device in array.devices())
+    return isinstance(array, np.ndarray)
+
+
 def _one_problem(name: str, message: str, remedy: str) -> PagemillError:
     return PagemillError(
         f"{message} {remedy}", [Problem(name, message, remedy)]

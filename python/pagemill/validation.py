@@ -52,11 +52,7 @@ def validate(
     Raises:
       PagemillError: with every violation, in order, in ``.violations``.
     """
-    if not isinstance(level, str) or level not in LEVELS:
-        raise PagemillError(
-            f"level={level!r} must be one of {sorted(LEVELS)}. "
-            "Pass level='full' unless ownership is known to hold."
-        )
+    require_level(level)
     bare = {
         "kv_lens": kv_lens,
         "page_indices": page_indices,
@@ -74,6 +70,19 @@ def validate(
         _refuse_both(batch, bare)
     _refuse_unknown_values(batch)
     prove(batch, level)
+
+
+def require_level(level: Any) -> None:
+    """Refuses a level that is not one of LEVELS.
+
+    Raises:
+      PagemillError: for any other value.
+    """
+    if not isinstance(level, str) or level not in LEVELS:
+        raise PagemillError(
+            f"level={level!r} must be one of {sorted(LEVELS)}. "
+            "Pass level='full' unless ownership is known to hold."
+        )
 
 
 def _make_batch(bare: dict[str, Any]) -> RaggedBatch:
@@ -119,7 +128,7 @@ def _refuse_unknown_values(batch: RaggedBatch) -> None:
         raise PagemillError(
             f"validate() needs values, but {', '.join(traced)} are traced: "
             "inside jit they are not known yet. Call validate on the host, "
-            "before the compiled function."
+            "before the compiled function, or checked(batch) inside it."
         )
     for name, value in arrays.items():
         if not isinstance(value, (np.ndarray, jax.Array)):

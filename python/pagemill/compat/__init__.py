@@ -1,0 +1,1 @@
+"""Other projects' names and signatures over Pagemill's ops."""

@@ -1,0 +1,1 @@
+"""Stand-ins for modules of ``jax.experimental.pallas.ops.tpu``."""
