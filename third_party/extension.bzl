@@ -17,6 +17,7 @@ def _third_party_impl(_mctx):
     host_python_repository(name = "host_python")
     packages_repository(name = "python_packages", lock = "packages")
     packages_repository(name = "lint_packages", lock = "lint")
+    packages_repository(name = "benchmark_packages", lock = "benchmarks")
     nanobind_repository(name = "nanobind")
     xla_ffi_repository(name = "xla_ffi")
     googletest_repository(name = "googletest")
