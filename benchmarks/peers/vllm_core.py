@@ -175,8 +175,6 @@ def make_pool(num_blocks: int, *, caching: bool) -> BlockPool:
     return load().block_pool.BlockPool(num_blocks, caching, BLOCK_SIZE)
 
 
-def cycle(pool: BlockPool, num_blocks: int) -> list[int]:
-    """Takes blocks from a pool and gives them back; returns their ids."""
-    blocks = pool.get_new_blocks(num_blocks)
-    pool.free_blocks(blocks)
-    return [block.block_id for block in blocks]
+def cycle(pool: BlockPool, num_blocks: int) -> None:
+    """Takes blocks from a pool and gives them back."""
+    pool.free_blocks(pool.get_new_blocks(num_blocks))
