@@ -127,7 +127,7 @@ py_wheel = rule(
 # `bazel run`, or when the file is started by hand.
 _LAUNCHER = """#!/bin/bash
 runfiles="${{RUNFILES_DIR:-${{TEST_SRCDIR:-$0.runfiles}}}}/{workspace}"
-export PYTHONPATH="$runfiles/{tree}:{root}$(<"$runfiles/{site}")"
+export PYTHONPATH="$runfiles/{tree}:{root}{sites}"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
 # The packages hold a libtpu; without a TPU JAX must not look for one.
 if {always_cpu} || ! compgen -G "/dev/accel*" && ! compgen -G "/dev/vfio/[0-9]*"; then
@@ -139,20 +139,29 @@ export ALLOW_MULTIPLE_LIBTPU_LOAD=1
 exec "{python}" {arguments} "$@"
 """
 
+def _path_in(site):
+    """A shell word that names a site's folder of importable modules."""
+    for file in site[DefaultInfo].files.to_list():
+        if file.basename == "place.txt":
+            return '$(<"$runfiles/%s")' % file.short_path
+    fail("%s holds no place.txt" % site.label)
+
 def _launcher(ctx, arguments, change_folder, is_test, with_root):
+    sites = [ctx.attr._packages] + ctx.attr.sites
+
     # Not the bare name: it may be that of a folder in the runfiles.
     launcher = ctx.actions.declare_file(ctx.label.name + ".sh")
     ctx.actions.write(launcher, _LAUNCHER.format(
         workspace = ctx.workspace_name,
         tree = ctx.attr.tree[PyTreeInfo].folder,
         root = "$runfiles:" if with_root else "",
-        site = ctx.file._place.short_path,
+        sites = ":".join([_path_in(site) for site in sites]),
         always_cpu = "true" if is_test else "false",
         change_folder = change_folder,
         python = PYTHON,
         arguments = arguments,
     ), is_executable = True)
-    files = ctx.files.srcs + ctx.files.data + [ctx.file._lock, ctx.file._place]
+    files = ctx.files.srcs + ctx.files.data + ctx.files._packages + ctx.files.sites
     runfiles = ctx.runfiles(files).merge(ctx.attr.tree[DefaultInfo].default_runfiles)
     for data in ctx.attr.data:
         runfiles = runfiles.merge(data[DefaultInfo].default_runfiles)
@@ -178,10 +187,10 @@ def _pytest_test_impl(ctx):
 _ATTRS = {
     "data": attr.label_list(allow_files = True),
     "env": attr.string_dict(),
+    "sites": attr.label_list(doc = "more packages: @repository//:site"),
     "srcs": attr.label_list(allow_files = [".py"]),
     "tree": attr.label(default = "//:pagemill", providers = [PyTreeInfo]),
-    "_lock": attr.label(default = "@python_packages//:lock.txt", allow_single_file = True),
-    "_place": attr.label(default = "@python_packages//:place.txt", allow_single_file = True),
+    "_packages": attr.label(default = "@python_packages//:site"),
 }
 
 _pytest_test = rule(implementation = _pytest_test_impl, attrs = _ATTRS, test = True)

@@ -36,7 +36,10 @@ IMPORTS = {
     ),
     "python/pagemill/testing": _CORE,
     "demo": (*_CORE, "rich", "pagemill", "demo"),
+    "benchmarks": (*_CORE, "numba", "pagemill", "benchmarks"),
 }
+# Folders of programs over the package.
+PROGRAMS = ("demo", "benchmarks")
 # Modules of the package that only programs outside of it import.
 LEAVES = ("pagemill.compat", "pagemill.cli", "pagemill.testing")
 
@@ -65,7 +68,7 @@ def python_faults(path: pathlib.Path, text: str) -> Iterator[str]:
     for name in _imported(ast.parse(text)):
         if not _within(name, allowed):
             yield f"{path}: imports {name}; {folder} may not"
-        if folder != "demo" and not inside_leaf and _within(name, LEAVES):
+        if folder not in PROGRAMS and not inside_leaf and _within(name, LEAVES):
             yield f"{path}: imports {name}, which the package may not"
 
 

@@ -7,7 +7,7 @@ to lay out some ten thousand files for every test.
 
 load("//third_party/python:host.bzl", "host_python")
 
-def pip(rctx, python, arguments, what):
+def pip(rctx, python, arguments, what, environment = {}):
     """Runs pip, or fails with what it said.
 
     Args:
@@ -15,20 +15,32 @@ def pip(rctx, python, arguments, what):
       python: what host_python returned.
       arguments: of pip.
       what: what is being done, for the progress line and the error.
+      environment: variables set beside the inherited ones.
     """
     rctx.report_progress(what)
     result = rctx.execute(
         [python["executable"], "-I", "-m", "pip", "--disable-pip-version-check", "-q"] + arguments,
+        environment = environment,
         timeout = 1800,
     )
     if result.return_code != 0:
         fail("\n%s: pip failed. It needs the network, or a mirror in pip's configuration:\n%s" % (what, result.stderr))
 
-_BUILD = """\
+# Of a repository whose place.txt names a folder of importable modules.
+SITE_BUILD = """\
 exports_files([
     "lock.txt",
     "place.txt",
 ])
+
+filegroup(
+    name = "site",
+    srcs = [
+        "lock.txt",
+        "place.txt",
+    ],
+    visibility = ["//visibility:public"],
+)
 """
 
 def _packages_impl(rctx):
@@ -51,7 +63,7 @@ def _packages_impl(rctx):
 
     # A file, not a constant in a .bzl: loading a BUILD file installs nothing.
     rctx.file("place.txt", str(rctx.path("site")) + "\n")
-    rctx.file("BUILD.bazel", _BUILD)
+    rctx.file("BUILD.bazel", SITE_BUILD)
 
 packages_repository = repository_rule(
     implementation = _packages_impl,

@@ -1,0 +1,1 @@
+"""Benchmarks against the programs that people use today."""
