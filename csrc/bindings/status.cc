@@ -28,7 +28,11 @@ void Raise(const Status& status) {
     case StatusCode::kResourceExhausted:
       RaiseObject(errors.attr("CapacityError")(
           status.message(), "need"_a = status.shortage().need,
-          "free"_a = status.shortage().free));
+          "free"_a = status.shortage().free,
+          "evictable"_a = status.shortage().evictable,
+          "fenced"_a = status.shortage().fenced));
+    case StatusCode::kUnavailable:
+      RaiseObject(errors.attr("LeaseError")(status.message()));
     case StatusCode::kOk:
     case StatusCode::kInternal:
       break;

@@ -9,7 +9,8 @@
 namespace pagemill::bindings {
 
 // kInvalidArgument: pagemill.errors.PagemillError; kResourceExhausted:
-// pagemill.errors.CapacityError; kInternal: RuntimeError.  The GIL is held.
+// pagemill.errors.CapacityError; kUnavailable: pagemill.errors.LeaseError;
+// kInternal: RuntimeError.  The GIL is held.
 [[noreturn]] void Raise(const Status& status);
 
 inline void RaiseIfError(const Status& status) {

@@ -3,6 +3,7 @@
 #define PAGEMILL_CSRC_CORE_STATUS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -14,34 +15,51 @@ enum class StatusCode {
   kOk = 0,
   kInvalidArgument,    // The caller's values are wrong.
   kResourceExhausted,  // Right values, but not enough pages.
+  kUnavailable,        // Right values, at a time when something is in use.
   kInternal,           // A bug in Pagemill.
 };
 
-// Pages that a refused request needs, and pages that were free.
+// Pages that a refused request needs, and what there was: free, held by nobody
+// but cached, and held by nobody but steps in flight.
 struct Shortage {
   int64_t need = 0;
   int64_t free = 0;
+  int64_t evictable = 0;
+  int64_t fenced = 0;
 };
 
+// One pointer where all is well: hot loops may return it.
 class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(StatusCode code, std::string message, Shortage shortage = {})
-      : code_(code), message_(std::move(message)), shortage_(shortage) {}
+      : failure_(std::make_shared<const Failure>(
+            Failure{code, std::move(message), shortage})) {}
 
-  bool ok() const { return code_ == StatusCode::kOk; }
-  StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }
-  const Shortage& shortage() const { return shortage_; }
+  bool ok() const { return failure_ == nullptr; }
+  StatusCode code() const { return get().code; }
+  const std::string& message() const { return get().message; }
+  const Shortage& shortage() const { return get().shortage; }
 
  private:
-  StatusCode code_ = StatusCode::kOk;
-  std::string message_;
-  Shortage shortage_;
+  struct Failure {
+    StatusCode code = StatusCode::kOk;
+    std::string message;
+    Shortage shortage;
+  };
+  const Failure& get() const {
+    static const Failure kNone;
+    return ok() ? kNone : *failure_;
+  }
+
+  std::shared_ptr<const Failure> failure_;
 };
 
 inline Status InvalidArgument(std::string message) {
   return {StatusCode::kInvalidArgument, std::move(message)};
+}
+inline Status Unavailable(std::string message) {
+  return {StatusCode::kUnavailable, std::move(message)};
 }
 inline Status Internal(std::string message) {
   return {StatusCode::kInternal, std::move(message)};

@@ -10,7 +10,9 @@ from pagemill._version import __version__ as __version__
 from pagemill.batch import RaggedBatch as RaggedBatch
 from pagemill.checking import checked as checked
 from pagemill.checking import raise_for_code as raise_for_code
+from pagemill.device import DeviceTable as DeviceTable
 from pagemill.errors import CapacityError as CapacityError
+from pagemill.errors import LeaseError as LeaseError
 from pagemill.errors import PagemillError as PagemillError
 from pagemill.errors import SpecError as SpecError
 from pagemill.errors import UnsupportedError as UnsupportedError
@@ -26,6 +28,8 @@ from pagemill.kernels.ragged_paged_attention.api import (
 from pagemill.params import Tuning as Tuning
 from pagemill.planner import Planner as Planner
 from pagemill.pool import PagePool as PagePool
+from pagemill.pool import PoolStats as PoolStats
 from pagemill.pool import Sequence as Sequence
+from pagemill.step import Step as Step
 from pagemill.validation import CheckCode as CheckCode
 from pagemill.validation import validate as validate

@@ -69,23 +69,54 @@ class CapacityError(RuntimeError):
     Attributes:
       need: pages that the request needs.
       free: pages that were free.
+      evictable: pages that were cached and held by nobody: they count as
+        available.
+      fenced: pages held only by steps in flight: they come back when those
+        are retired, so that preempting may not be needed.
     """
 
-    def __init__(self, message: str, *, need: int = 0, free: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        need: int = 0,
+        free: int = 0,
+        evictable: int = 0,
+        fenced: int = 0,
+    ) -> None:
         super().__init__(message)
         self.need = need
         self.free = free
+        self.evictable = evictable
+        self.fenced = fenced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _capacity_error, (str(self), self.need, self.free)
+        return _capacity_error, (
+            str(self),
+            self.need,
+            self.free,
+            self.evictable,
+            self.fenced,
+        )
+
+
+class LeaseError(RuntimeError):
+    """Every buffer of a planner is leased, or another thread is using it.
+
+    Nothing was changed; commit or abort steps and retire them.
+    """
 
 
 class UnsupportedError(NotImplementedError):
     """The chosen implementation cannot run here, or not with these options."""
 
 
-def _capacity_error(message: str, need: int, free: int) -> CapacityError:
-    return CapacityError(message, need=need, free=free)
+def _capacity_error(
+    message: str, need: int, free: int, evictable: int, fenced: int
+) -> CapacityError:
+    return CapacityError(
+        message, need=need, free=free, evictable=evictable, fenced=fenced
+    )
 
 
 def _format(op: str, problems: Sequence[Problem]) -> str:

@@ -2,12 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Sequence as Collection
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pagemill import _core
+from pagemill.batch import as_int32
 from pagemill.errors import PagemillError
+
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+# In the order of the core's enum.
+PAGE_STATES = (
+    "free",
+    "reserved",
+    "written",
+    "published",
+    "evictable",
+    "fenced",
+)
+
+
+class PageEvent(NamedTuple):
+    """A change of the prefix cache.
+
+    Attributes:
+      kind: a page became findable, or was taken for something else.
+      page: its id.
+      key: 16 bytes that stand for all tokens up to the page's end. Whoever
+        knows a key can test guesses of the tokens that follow: keep it inside.
+    """
+
+    kind: Literal["published", "evicted"]
+    page: int
+    key: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolStats:
+    """A pool at one moment; counts of pages unless said.
+
+    Attributes:
+      free: held by nobody, with nothing worth keeping.
+      reserved: held by steps that have not committed.
+      written: held by one sequence (or its forks).
+      published: full, read-only and found by their content.
+      evictable: published, held by nobody.
+      fenced: held by nobody but steps in flight.
+      sequences: open ones.
+      steps_in_flight: planned and not yet retired.
+      held_slots: token slots in the pages that sequences list.
+      held_tokens: of these, how many hold a token.
+      looked_up_tokens: tokens that sequences were opened or resumed with.
+      hit_tokens: of these, how many were found in the cache.
+      evictions: pages taken from the cache so far.
+    """
+
+    free: int
+    reserved: int
+    written: int
+    published: int
+    evictable: int
+    fenced: int
+    sequences: int
+    steps_in_flight: int
+    held_slots: int
+    held_tokens: int
+    looked_up_tokens: int
+    hit_tokens: int
+    evictions: int
+
+    @property
+    def in_use(self) -> int:
+        """Pages that cannot be handed out now."""
+        return self.reserved + self.written + self.published + self.fenced
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of looked-up tokens that were found; 0 without any."""
+        return self.hit_tokens / max(self.looked_up_tokens, 1)
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of token slots in held pages that hold no token."""
+        return (
+            1 - self.held_tokens / self.held_slots if self.held_slots else 0.0
+        )
 
 
 class Sequence:
@@ -17,7 +99,8 @@ class Sequence:
       pool: the pool it belongs to.
       handle: its id in the pool; never used again once it is closed.
       num_prompt_tokens: tokens it was opened with.
-      num_cached_tokens: of those, how many are in its pages already.
+      num_cached_tokens: of those, how many were in the cache already: its
+        ``length`` starts there.
     """
 
     __slots__ = ("handle", "num_cached_tokens", "num_prompt_tokens", "pool")
@@ -36,13 +119,22 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens whose KV has a place: those planned so far."""
+        """Tokens whose KV has a place: those cached or planned so far."""
         return self.pool._core.length(self.handle)
 
     @property
-    def pages(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def committed_length(self) -> int:
+        """Of these, the tokens of steps that have committed."""
+        return self.pool._core.committed_length(self.handle)
+
+    @property
+    def pages(self) -> Int32Array:
         """i32[ceil(length / page_size)]: its page ids in order, a copy."""
-        return self.pool._core.pages(self.handle)
+        return self.pages_of(0)
+
+    def pages_of(self, group: int) -> Int32Array:
+        """Its page ids in a KV group; -1 where a sliding window has passed."""
+        return self.pool._core.pages(self.handle, as_count("group", group))
 
     def __repr__(self) -> str:
         """Tells a closed sequence from a live one."""
@@ -55,39 +147,87 @@ class Sequence:
 
 
 class PagePool:
-    """Reference-counted pages of one KV cache.
+    """Reference-counted pages of one KV cache, with prefix reuse.
 
     A failed call changes nothing. Safe to use from several threads.
+
+    Pages of full prompts' prefixes are found by a chained SHA-256 over their
+    token ids, shared, and evicted when pages run out: least recently released
+    first, the end of a chain before its beginning.
 
     Args:
       total_num_pages: pages in the cache.
       page_size: tokens per page.
+      sliding_windows: one entry for each group of layers with the same needs:
+        the number of keys that a query sees, or None for all. Groups draw from
+        the same pages; those with a window give back what it has passed.
+      prefix_cache: whether pages are shared by content.
+      secret: what the keys of pages are salted with; drawn at random unless
+        given. Pools with the same secret give the same keys.
+      max_events: how many events :meth:`take_events` can hold back.
+
+    Raises:
+      PagemillError: sizes out of range.
     """
 
-    def __init__(self, total_num_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        total_num_pages: int,
+        page_size: int,
+        *,
+        sliding_windows: Collection[int | None] = (None,),
+        prefix_cache: bool = True,
+        secret: bytes | None = None,
+        max_events: int = 0,
+    ) -> None:
+        if secret is not None and (not isinstance(secret, bytes) or not secret):
+            raise PagemillError(
+                "secret must be bytes, and not empty. Pass 32 random bytes, "
+                "or None to have them drawn."
+            )
+        self.sliding_windows = tuple(sliding_windows)
         self._core = _core.PagePool(
             as_count("total_num_pages", total_num_pages),
             as_count("page_size", page_size),
+            [_window(i, w) for i, w in enumerate(self.sliding_windows)],
+            bool(prefix_cache),
+            secret or b"",
+            as_count("max_events", max_events),
         )
 
-    def open(self, tokens: Any = ()) -> Sequence:
-        """A new sequence with no pages yet; :meth:`Planner.plan` gives them.
+    def open(self, tokens: Any = (), *, salt: str | bytes = b"") -> Sequence:
+        """A new sequence; what the cache has of its prompt is held at once.
+
+        Its ``length`` is ``num_cached_tokens``: plan the tokens that follow.
+        At least one token is always left to compute, for its logits.
 
         Args:
           tokens: the prompt's token ids, a one-dimensional array of integers.
-            Prefixes are not looked up yet: ``num_cached_tokens`` is 0.
+          salt: prefixes are shared under the same salt only: name the tenant
+            or adapter.
 
         Raises:
           PagemillError: tokens that are not token ids.
         """
-        array = np.asarray(tokens)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise PagemillError(
-                f"tokens has shape {array.shape} and dtype {array.dtype}; it "
-                "must be a one-dimensional array of integers. Pass the "
-                "prompt's token ids."
-            )
-        return Sequence(self, self._core.open(), int(array.size))
+        array = _token_ids(tokens)
+        handle, cached = self._core.open(array, _salt(salt))
+        return Sequence(self, handle, int(array.size), cached)
+
+    def probe(self, tokens: Any, *, salt: str | bytes = b"") -> int:
+        """How many tokens :meth:`open` would find; holds and counts nothing."""
+        return self._core.probe(_token_ids(tokens), _salt(salt))
+
+    def extend(self, seq: Sequence, tokens: Any) -> None:
+        """Tells the ids of the tokens that follow the known ones.
+
+        With them the pages of generated tokens can be reused too. The known
+        ones are the prompt's, and those told before.
+
+        Raises:
+          PagemillError: tokens that are not token ids, or a closed or foreign
+            sequence.
+        """
+        self._core.extend(self._own(seq), _token_ids(tokens))
 
     def fork(self, seq: Sequence) -> Sequence:
         """A second sequence over the same tokens.
@@ -126,6 +266,60 @@ class PagePool:
         """
         self._core.close(self._own(seq))
 
+    def preempt(self, seq: Sequence) -> None:
+        """Gives all of the sequence's pages back; its known tokens are kept.
+
+        Its ``length`` becomes 0. :meth:`resume` finds again what is still
+        cached; plan the rest once more.
+
+        Raises:
+          PagemillError: a closed, swapped out or foreign sequence.
+        """
+        self._core.preempt(self._own(seq))
+
+    def resume(self, seq: Sequence) -> int:
+        """Looks a preempted sequence's known tokens up; the length found.
+
+        Raises:
+          PagemillError: a sequence that holds tokens, or a closed, swapped out
+            or foreign one.
+        """
+        return self._core.resume(self._own(seq))
+
+    def begin_swap_out(self, seq: Sequence) -> Int32Array:
+        """The pages to copy elsewhere; the sequence can't be planned meanwhile.
+
+        Returns:
+          i32[slots, groups]: page ids, -1 where a sliding window has passed.
+
+        Raises:
+          PagemillError: uncommitted tokens, an untaken page copy, or a closed,
+            swapped out or foreign sequence.
+        """
+        return self._core.begin_swap_out(self._own(seq))
+
+    def end_swap_out(self, seq: Sequence) -> None:
+        """The copy is done: gives the pages back and keeps the length.
+
+        Raises:
+          PagemillError: a sequence that is not being swapped out.
+        """
+        self._core.end_swap_out(self._own(seq))
+
+    def swap_in(self, seq: Sequence) -> Int32Array:
+        """Gives a swapped out sequence pages again.
+
+        Returns:
+          i32[slots, groups]: the pages to copy back into before it is planned;
+          -1 where nothing is to be copied, since the page was still cached or
+          a sliding window has passed.
+
+        Raises:
+          CapacityError: too few pages; the sequence stays swapped out.
+          PagemillError: a sequence that is not swapped out.
+        """
+        return self._core.swap_in(self._own(seq))
+
     def take_page_copies(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """i32[n, 2]: (source, target) pages to copy before the next plan.
 
@@ -142,6 +336,33 @@ class PagePool:
         """
         return self._core.reference_count(as_count("page", page))
 
+    def page_state(self, page: int) -> str:
+        """One of PAGE_STATES, as :class:`PoolStats` describes them.
+
+        Raises:
+          PagemillError: a page outside [0, total_num_pages).
+        """
+        return PAGE_STATES[self._core.state(as_count("page", page))]
+
+    def stats(self) -> PoolStats:
+        """Counts of the moment, in O(sequences)."""
+        return PoolStats(**self._core.stats())
+
+    def take_events(self) -> tuple[list[PageEvent], int]:
+        """The events since the last call, and how many found no room."""
+        events, dropped = self._core.take_events()
+        kinds: tuple[Literal["published"], Literal["evicted"]] = (
+            "published",
+            "evicted",
+        )
+        return [
+            PageEvent(kinds[kind], page, key) for kind, page, key in events
+        ], dropped
+
+    def clear_cache(self) -> int:
+        """Forgets the cached pages that nobody holds; how many they were."""
+        return self._core.clear_cache()
+
     @property
     def total_num_pages(self) -> int:
         """Pages in the cache."""
@@ -153,9 +374,19 @@ class PagePool:
         return self._core.page_size
 
     @property
+    def num_groups(self) -> int:
+        """KV groups: entries of sliding_windows."""
+        return self._core.num_groups
+
+    @property
     def num_free_pages(self) -> int:
-        """Pages that no sequence holds."""
+        """Pages that hold nothing; cached ones come on top."""
         return self._core.num_free_pages
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that a plan can take: free ones, and cached ones held by none."""
+        return self._core.num_available_pages
 
     @property
     def num_sequences(self) -> int:
@@ -207,3 +438,32 @@ def as_count(name: str, value: Any) -> int:
     if not -(2**63) <= count < 2**63:
         raise PagemillError(f"{name}={count} does not fit int64.")
     return int(count)
+
+
+def _token_ids(tokens: Any) -> Int32Array:
+    array = np.asarray(as_int32("tokens", tokens))
+    if array.ndim != 1:
+        raise PagemillError(
+            f"tokens has shape {array.shape} and dtype {array.dtype}; it must "
+            "be a one-dimensional array of integers. Pass the prompt's token "
+            "ids."
+        )
+    return array
+
+
+def _salt(salt: str | bytes) -> bytes:
+    if isinstance(salt, str):
+        return salt.encode()
+    if not isinstance(salt, bytes):
+        raise PagemillError(
+            f"salt is a {type(salt).__name__}; it must be str or bytes. "
+            "Name the tenant or adapter."
+        )
+    return salt
+
+
+def _window(group: int, window: int | None) -> int:
+    if window is None:
+        return 0
+    count = as_count(f"sliding_windows[{group}]", window)
+    return count if count > 0 else -1  # 0 would mean none to the core

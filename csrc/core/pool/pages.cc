@@ -1,0 +1,187 @@
+#include "csrc/core/pool/pages.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pagemill {
+
+Pages::Pages(int64_t total, bool index, size_t max_events)
+    : total_(total),
+      indexed_(index),
+      buckets_(index ? static_cast<uint64_t>(total) : 1),
+      records_(total),
+      keys_(index ? total : 1),
+      links_(index ? total : 1),
+      heads_(buckets_),
+      max_events_(max_events) {
+  counts_[static_cast<size_t>(PageState::kFree)] = total;
+}
+
+void Pages::Share(int32_t page) {
+  switch (state(page)) {
+    case PageState::kEvictable:
+      RemoveEvictable(page);
+      [[fallthrough]];
+    case PageState::kFenced:  // its fence finds another ticket, or none
+      Move(page, PageState::kPublished);
+      records_[page].count = 1;
+      return;
+    default:
+      ++records_[page].count;
+  }
+}
+
+bool Pages::Publish(int32_t page, PageKey key) {
+  if (Lookup(key) != kNone) return false;
+  keys_[page] = key;
+  int32_t& head = heads_[Bucket(key)];
+  links_[page] = head;
+  head = page + 1;
+  Move(page, PageState::kPublished);
+  Log(PageEvent::kPublished, page);
+  return true;
+}
+
+void Pages::Unpublish(int32_t page) {
+  int32_t* link = &heads_[Bucket(keys_[page])];
+  while (*link != page + 1) link = &links_[*link - 1];
+  *link = links_[page];
+  Log(PageEvent::kEvicted, page);
+  keys_[page] = PageKey();
+  ++num_evictions_;
+}
+
+// ------------------------------------------------------------------ eviction
+
+void Pages::AppendEvictable(int32_t page) {
+  Move(page, PageState::kEvictable);
+  Record& record = records_[page];
+  record.count = newest_ == kNone ? kNull : static_cast<uint32_t>(newest_);
+  record.next = kNone;
+  (newest_ == kNone ? oldest_ : records_[newest_].next) = page;
+  newest_ = page;
+}
+
+void Pages::RemoveEvictable(int32_t page) {
+  const Record record = records_[page];
+  if (record.count == kNull) {
+    oldest_ = record.next;
+  } else {
+    records_[record.count].next = record.next;
+  }
+  if (record.next == kNone) {
+    newest_ =
+        record.count == kNull ? kNone : static_cast<int32_t>(record.count);
+  } else {
+    records_[record.next].count = record.count;
+  }
+}
+
+int32_t Pages::EvictOldest() {
+  const int32_t page = oldest_;
+  RemoveEvictable(page);
+  Unpublish(page);
+  Move(page, PageState::kFree);
+  return page;
+}
+
+int64_t Pages::EvictAll() {
+  int64_t evicted = 0;
+  for (; oldest_ != kNone; ++evicted) Free(EvictOldest());
+  return evicted;
+}
+
+// -------------------------------------------------------------------- fences
+
+void Pages::AddFence(int32_t page) {
+  Move(page, PageState::kFenced);
+  records_[page].next = ++tickets_;
+  fences_.push_back({next_step_ - 1, page, tickets_});
+}
+
+int64_t Pages::BeginStep() {
+  in_flight_.push_back(next_step_);
+  return next_step_++;
+}
+
+bool Pages::RetireStep(int64_t step) {
+  const auto place =
+      std::lower_bound(in_flight_.begin(), in_flight_.end(), step);
+  if (place == in_flight_.end() || *place != step) return false;
+  in_flight_.erase(place);
+  LiftFences();
+  return true;
+}
+
+void Pages::LiftFences() {
+  const int64_t oldest = in_flight_.empty() ? next_step_ : in_flight_.front();
+  while (first_fence_ < fences_.size() && fences_[first_fence_].step < oldest) {
+    Lift(fences_[first_fence_++]);
+  }
+  if (2 * first_fence_ < fences_.size()) return;
+  fences_.erase(fences_.begin(),
+                fences_.begin() + static_cast<std::ptrdiff_t>(first_fence_));
+  first_fence_ = 0;
+}
+
+void Pages::Lift(const Fence& fence) {
+  const int32_t page = fence.page;
+  // Shared again, or fenced anew, since.
+  if (state(page) != PageState::kFenced ||
+      records_[page].next != fence.ticket) {
+    return;
+  }
+  if (HasKey(page)) {
+    AppendEvictable(page);
+  } else {
+    Free(page);
+  }
+}
+
+// ----------------------------------------------------------- events and audit
+
+void Pages::Log(PageEvent::Kind kind, int32_t page) {
+  if (events_.size() < max_events_) {
+    events_.push_back({kind, page, keys_[page]});
+  } else if (max_events_ > 0) {
+    ++dropped_events_;
+  }
+}
+
+std::vector<PageEvent> Pages::TakeEvents(int64_t* dropped) {
+  *dropped = std::exchange(dropped_events_, 0);
+  return std::exchange(events_, {});
+}
+
+const char* Pages::Audit(const std::vector<int32_t>& holders) const {
+  std::array<int64_t, kNumPageStates> counts{};
+  for (int32_t page = 0; page < total_; ++page) {
+    ++counts[records_[page].state];
+    if (references(page) != holders[page]) return "reference counts drifted";
+    if (state(page) == PageState::kPublished && !HasKey(page)) {
+      return "a published page has no key";
+    }
+    if (HasKey(page) && Lookup(keys_[page]) != page) {
+      return "a published page is missing from the index";
+    }
+  }
+  if (counts != counts_) return "the counts of page states drifted";
+  int64_t free = total_ - fresh_, evictable = 0;
+  for (int32_t p = free_head_; p != kNone; p = records_[p].next) {
+    if (state(p) != PageState::kFree || ++free > total_) {
+      return "the free list is broken";
+    }
+  }
+  for (int32_t p = oldest_; p != kNone; p = records_[p].next) {
+    if (state(p) != PageState::kEvictable || ++evictable > total_) {
+      return "the list of evictable pages is broken";
+    }
+  }
+  if (free != count(PageState::kFree) ||
+      evictable != count(PageState::kEvictable)) {
+    return "pages are missing from their lists";
+  }
+  return "";
+}
+
+}  // namespace pagemill
