@@ -103,11 +103,12 @@ class Planner:
 
         Decodes (rows with one token) come first, then chunks of prefill_chunk
         tokens, then the rest, each in the order given (but see keep_rows);
-        :attr:`order` tells which row is whose. Pages are reserved, and each sequence's ``length`` grows by
-        its tokens. The step before is committed, if it was not yet: its full
-        pages can then be found by others. To take tokens back, as after
-        rejected speculative ones, use :meth:`PagePool.truncate`, or
-        :meth:`commit` with what was accepted, or :meth:`abort`.
+        :attr:`order` tells which row is whose. Pages are reserved, and each
+        sequence's ``length`` grows by its tokens. The step before is committed,
+        if it was not yet: its full pages can then be found by others. To take
+        tokens back, as after rejected speculative ones, use
+        :meth:`PagePool.truncate`, or :meth:`commit` with what was accepted, or
+        :meth:`abort`.
 
         Devices must run the steps in the order planned, as a stream does: a
         page given back may be handed out to the next step.

@@ -385,7 +385,7 @@ class PagePool:
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that a plan can take: free ones, and cached ones held by none."""
+        """Pages that a plan can take: free, or cached and held by nobody."""
         return self._core.num_available_pages
 
     @property

@@ -123,12 +123,12 @@ class Step:
 
     @property
     def positions(self) -> Int32Array:
-        """i32[max_num_tokens]: each token's place in its sequence; dead ones 0."""
+        """i32[max_num_tokens]: tokens' places in their sequences."""
         return self._planner._views_of(self._code).positions
 
     @property
     def logits_indices(self) -> Int32Array:
-        """i32[max_num_seqs]: each row's last token; dead ones 0."""
+        """i32[max_num_seqs]: the last token of each row; dead ones 0."""
         return self._planner._views_of(self._code).logits_indices
 
     @property
