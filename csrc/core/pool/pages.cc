@@ -10,8 +10,7 @@ Pages::Pages(int64_t total, bool index, size_t max_events)
       indexed_(index),
       buckets_(index ? static_cast<uint64_t>(total) : 1),
       records_(total),
-      keys_(index ? total : 1),
-      links_(index ? total : 1),
+      entries_(index ? total : 1),
       heads_(buckets_),
       max_events_(max_events) {
   counts_[static_cast<size_t>(PageState::kFree)] = total;
@@ -32,22 +31,26 @@ void Pages::Share(int32_t page) {
 }
 
 bool Pages::Publish(int32_t page, PageKey key) {
-  if (Lookup(key) != kNone) return false;
-  keys_[page] = key;
-  int32_t& head = heads_[Bucket(key)];
-  links_[page] = head;
-  head = page + 1;
+  // At the end of the bucket, which must be walked anyway: what is evicted, the
+  // oldest, is then found at its beginning.
+  int32_t* link = &heads_[Bucket(key)];
+  for (; *link != 0; link = &entries_[*link - 1].link) {
+    if (entries_[*link - 1].key() == key) return false;
+  }
+  *link = page + 1;
+  entries_[page].set_key(key);
+  entries_[page].link = 0;
   Move(page, PageState::kPublished);
   Log(PageEvent::kPublished, page);
   return true;
 }
 
 void Pages::Unpublish(int32_t page) {
-  int32_t* link = &heads_[Bucket(keys_[page])];
-  while (*link != page + 1) link = &links_[*link - 1];
-  *link = links_[page];
+  int32_t* link = &heads_[Bucket(entries_[page].key())];
+  while (*link != page + 1) link = &entries_[*link - 1].link;
+  *link = entries_[page].link;
   Log(PageEvent::kEvicted, page);
-  keys_[page] = PageKey();
+  entries_[page].set_key(PageKey());
   ++num_evictions_;
 }
 
@@ -77,9 +80,20 @@ void Pages::RemoveEvictable(int32_t page) {
   }
 }
 
+// Evictions come in a row, each with accesses to anywhere in the index.
+void Pages::PrefetchOldest() const {
+  int32_t page = oldest_;
+  for (int ahead = 0; page != kNone && ahead < 8; ++ahead) {
+    if (ahead == 4) PrefetchBucket(entries_[page].key());
+    page = records_[page].next;
+  }
+  if (page != kNone) __builtin_prefetch(&entries_[page]);
+}
+
 int32_t Pages::EvictOldest() {
   const int32_t page = oldest_;
   RemoveEvictable(page);
+  PrefetchOldest();
   Unpublish(page);
   Move(page, PageState::kFree);
   return page;
@@ -142,7 +156,7 @@ void Pages::Lift(const Fence& fence) {
 
 void Pages::Log(PageEvent::Kind kind, int32_t page) {
   if (events_.size() < max_events_) {
-    events_.push_back({kind, page, keys_[page]});
+    events_.push_back({kind, page, entries_[page].key()});
   } else if (max_events_ > 0) {
     ++dropped_events_;
   }
@@ -161,7 +175,7 @@ const char* Pages::Audit(const std::vector<int32_t>& holders) const {
     if (state(page) == PageState::kPublished && !HasKey(page)) {
       return "a published page has no key";
     }
-    if (HasKey(page) && Lookup(keys_[page]) != page) {
+    if (HasKey(page) && Lookup(entries_[page].key()) != page) {
       return "a published page is missing from the index";
     }
   }

@@ -110,9 +110,9 @@ class Pages {
     } else {
       page = EvictOldest();
     }
-    Enter(page, PageState::kReserved);
     --counts_[static_cast<size_t>(PageState::kFree)];
-    records_[page].count = 1;
+    ++counts_[static_cast<size_t>(PageState::kReserved)];
+    records_[page] = {static_cast<uint32_t>(PageState::kReserved), 1, kNone};
     return page;
   }
 
@@ -142,11 +142,19 @@ class Pages {
   // The page with that key, or kNone.
   int32_t Lookup(PageKey key) const {
     int32_t link = heads_[Bucket(key)];
-    while (link != 0 && keys_[link - 1] != key) link = links_[link - 1];
+    while (link != 0 && entries_[link - 1].key() != key) {
+      link = entries_[link - 1].link;
+    }
     return link - 1;
   }
-  void PrefetchLookup(PageKey key) const {
+  // Fetches what a later Lookup or Publish will read: first where the bucket
+  // begins, then, once that is there, the bucket's first page.
+  void PrefetchBucket(PageKey key) const {
     __builtin_prefetch(&heads_[Bucket(key)]);
+  }
+  void PrefetchEntry(PageKey key) const {
+    const int32_t link = heads_[Bucket(key)];
+    if (link != 0) __builtin_prefetch(&entries_[link - 1]);
   }
 
   // Steps have ascending ids.
@@ -174,6 +182,22 @@ class Pages {
     uint32_t state : 3;
     uint32_t count : 29;  // held: holders; evictable: the page released before
     int32_t next;         // free, evictable: the next one; fenced: its ticket
+  };
+  // What the index knows of a page: on one cache line, mostly.
+  struct Entry {
+    std::array<uint32_t, 4> words;
+    int32_t link;  // page + 1 of the next in the bucket, or 0
+
+    PageKey key() const {
+      return {words[0] | uint64_t{words[1]} << 32,
+              words[2] | uint64_t{words[3]} << 32};
+    }
+    void set_key(PageKey key) {
+      words = {static_cast<uint32_t>(key.high),
+               static_cast<uint32_t>(key.high >> 32),
+               static_cast<uint32_t>(key.low),
+               static_cast<uint32_t>(key.low >> 32)};
+    }
   };
   struct Fence {
     int64_t step;
@@ -211,7 +235,7 @@ class Pages {
         static_cast<unsigned __int128>(key.low) * buckets_ >> 64);
   }
   bool HasKey(int32_t page) const {
-    return indexed_ && static_cast<bool>(keys_[page]);
+    return indexed_ && static_cast<bool>(entries_[page].key());
   }
 
   void Enter(int32_t page, PageState state) {
@@ -225,7 +249,7 @@ class Pages {
   void LetGo(int32_t page) {
     if (!in_flight_.empty()) {
       AddFence(page);
-    } else if (HasKey(page)) {
+    } else if (state(page) == PageState::kPublished) {
       AppendEvictable(page);
     } else {
       Free(page);
@@ -242,6 +266,7 @@ class Pages {
   void AppendEvictable(int32_t page);
   void RemoveEvictable(int32_t page);
   int32_t EvictOldest();
+  void PrefetchOldest() const;
   void Unpublish(int32_t page);
   void Log(PageEvent::Kind kind, int32_t page);
 
@@ -249,9 +274,8 @@ class Pages {
   const bool indexed_;
   const uint64_t buckets_;
   ZeroedArray<Record> records_;
-  ZeroedArray<PageKey> keys_;
-  ZeroedArray<int32_t> links_;  // page + 1 of the next in the bucket, or 0
-  ZeroedArray<int32_t> heads_;  // likewise of the first
+  ZeroedArray<Entry> entries_;
+  ZeroedArray<int32_t> heads_;  // page + 1 of the first in the bucket, or 0
   std::array<int64_t, kNumPageStates> counts_{};
   int64_t fresh_ = 0;  // pages from here on were never taken
   int32_t free_head_ = kNone;

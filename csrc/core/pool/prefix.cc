@@ -61,8 +61,9 @@ int64_t PagePool::FindPrefix(const SequenceDetails& details) const {
     if (windows_[group] != 0) continue;
     int64_t slot = 0;
     for (; slot < hit && found(slot, group); ++slot) {
-      if (slot + 8 < hit) {
-        pages_.PrefetchLookup(KeyOf(details.chain[slot + 8], group));
+      if (slot + 12 < hit) {
+        pages_.PrefetchBucket(KeyOf(details.chain[slot + 12], group));
+        pages_.PrefetchEntry(KeyOf(details.chain[slot + 6], group));
       }
     }
     hit = slot;
@@ -142,6 +143,10 @@ void PagePool::Publish(Sequence& seq) {
   const int64_t end =
       std::min<int64_t>(FullSlots(Committed(seq)), seq.num_keys);
   for (int64_t slot = seq.published; slot < end; ++slot) {
+    if (slot + 12 < end) {
+      pages_.PrefetchBucket(KeyOf(details.chain[slot + 12], 0));
+      pages_.PrefetchEntry(KeyOf(details.chain[slot + 6], 0));
+    }
     for (int64_t group = 0; group < num_groups_; ++group) {
       const int32_t page = details.pages[slot * num_groups_ + group];
       if (page == kNone || pages_.state(page) != PageState::kWritten) continue;
