@@ -25,6 +25,7 @@ struct Batch {
   int64_t num_seqs = 0;
   int64_t pages_per_seq = 0, page_size = 16, total_num_pages = 0;
   int64_t max_num_tokens = 0;
+  int64_t sliding_window = 0, smem_budget_bytes = 0;
 
   BatchView View() const {
     return {
@@ -38,7 +39,9 @@ struct Batch {
         .pages_per_seq = pages_per_seq,
         .page_size = page_size,
         .total_num_pages = total_num_pages,
-        .max_num_tokens = max_num_tokens};
+        .max_num_tokens = max_num_tokens,
+        .sliding_window = sliding_window,
+        .smem_budget_bytes = smem_budget_bytes};
   }
   std::vector<Violation> Check(Level level = Level::kFull) const {
     return Validate(View(), level);
@@ -163,6 +166,9 @@ TEST(ValidateTest, EachCodeHasAFailingBatch) {
     b.slot_mapping = RightSlots(b);
     b.slot_mapping[15] = 127;  // a dead token
   });
+  // 2 rows of 128 lanes, and 128 for each of three vectors.
+  fails(CheckCode::kSmemBudget,
+        [](Batch& b) { b.smem_budget_bytes = 4 * 128 * 5 - 1; });
   EXPECT_EQ(seen.size(), AllChecks().size());
 }
 

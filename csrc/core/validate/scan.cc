@@ -1,0 +1,160 @@
+#include "csrc/core/validate/scan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "csrc/core/batch_view.h"
+#include "csrc/core/isa.h"
+#include "csrc/core/validate.h"
+#include "csrc/core/validate/page_bits.h"
+#include "csrc/core/validate/rules.h"
+#include "csrc/core/validate/table_scan.h"
+#include "csrc/core/x86.h"
+
+namespace pagemill::internal {
+namespace {
+
+// Rows whose written page is fetched ahead; each lies in a line of its own.
+constexpr int64_t kRowsAhead = 16;
+
+// Wider than any sequence, and far from overflow.
+constexpr int64_t kWidestWindow = int64_t{1} << 32;
+
+ScanMemory& MemoryOfThread() {
+  thread_local ScanMemory memory;
+  return memory;
+}
+
+ScanTable ScanTableFor(Isa isa) {
+#if PAGEMILL_X86
+  if (isa == Isa::kAvx512) return ScanTableAvx512;
+  if (isa == Isa::kAvx2) return ScanTableAvx2;
+#endif
+  (void)isa;
+  return ScanTablePortable;
+}
+
+// Divides by the page size; the usual power of two costs a shift.
+class Pages {
+ public:
+  explicit Pages(int64_t page_size)
+      : page_size_(static_cast<uint32_t>(page_size)),
+        shift_(std::has_single_bit(page_size_) ? std::countr_zero(page_size_)
+                                               : -1) {}
+  int32_t Before(int64_t position) const {
+    const uint32_t p = static_cast<uint32_t>(position);
+    return static_cast<int32_t>(shift_ >= 0 ? p >> shift_ : p / page_size_);
+  }
+
+ private:
+  uint32_t page_size_;
+  int shift_;
+};
+
+}  // namespace
+
+Scan::Scan(const BatchView& batch, Level level, Isa isa)
+    : batch_(batch), memory_(MemoryOfThread()) {
+  const size_t rows = static_cast<size_t>(batch.num_seqs);
+  if (memory_.flags.size() < rows) {
+    memory_.flags.resize(rows);
+    memory_.slots.resize(rows);
+  }
+  memory_.written_twice.clear();
+  bool bad = ScanLengths();
+  if (level == Level::kFull) MarkWritten();
+  bad |= !memory_.written_twice.empty();
+  bad |= ScanTableFor(isa)(
+      {.page_indices = batch.page_indices,
+       .pages_per_seq = batch.pages_per_seq,
+       .rows = memory_.slots.data(),
+       .num_rows = batch.num_seqs,
+       .total_num_pages = static_cast<uint32_t>(batch.total_num_pages),
+       .marks = marked_ ? memory_.marks.words() : nullptr,
+       .flags = memory_.flags.data()});
+  if (batch.slot_mapping != nullptr) bad |= ScanTokens();
+  clean_ = !bad;
+}
+
+Scan::~Scan() {
+  if (marked_) ClearWritten();
+}
+
+PageBits& Scan::TakeBits() {
+  if (marked_) ClearWritten();
+  marked_ = false;
+  return memory_.marks;
+}
+
+bool Scan::ScanLengths() {
+  const BatchView& b = batch_;
+  const int64_t capacity = b.pages_per_seq * b.page_size;
+  const int64_t window = b.sliding_window > 0
+                             ? std::min(b.sliding_window, kWidestWindow)
+                             : kWidestWindow;
+  const Pages pages(b.page_size);
+  bool any = false;
+  for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
+    const int64_t q_len = b.q_len(seq), kv_len = b.kv_len(seq);
+    const bool bad =
+        (q_len < 0) | (q_len > kv_len) | (kv_len < 0) | (kv_len > capacity);
+    const int64_t first_query = kv_len - q_len;
+    const int64_t first_key = std::max<int64_t>(first_query - (window - 1), 0);
+    const int32_t live = pages.Before(kv_len + b.page_size - 1);
+    const int32_t written = q_len == 0 ? live : pages.Before(first_query);
+    memory_.slots[seq] = bad ? RowSlots{0, 0, 0}
+                             : RowSlots{pages.Before(first_key), written, live};
+    memory_.flags[seq] = bad ? kBadRow : 0;
+    any |= bad;
+  }
+  return any;
+}
+
+template <typename Visit>
+void Scan::ForWritten(const Visit& visit) {
+  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
+  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
+    if (seq + kRowsAhead < batch_.num_seqs) {
+      __builtin_prefetch(batch_.pages(seq + kRowsAhead) +
+                         memory_.slots[seq + kRowsAhead].written);
+    }
+    const RowSlots slots = memory_.slots[seq];
+    const int32_t* pages = batch_.pages(seq);
+    for (int32_t i = slots.written; i < slots.end; ++i) {
+      const uint32_t page = static_cast<uint32_t>(pages[i]);
+      if (page < total) visit(page);
+    }
+  }
+}
+
+void Scan::MarkWritten() {
+  memory_.marks.Reserve(batch_.total_num_pages);
+  marked_ = true;
+  ForWritten([this](uint32_t page) {
+    if (!memory_.marks.Set(page)) {
+      memory_.written_twice.push_back(static_cast<int32_t>(page));
+    }
+  });
+}
+
+void Scan::ClearWritten() {
+  ForWritten([this](uint32_t page) { memory_.marks.ClearAround(page); });
+}
+
+bool Scan::ScanTokens() {
+  bool all_sound = true, any = false;
+  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
+    if (row_is_bad(seq) || !TokensInBuffer(batch_, seq)) {
+      all_sound = false;
+      continue;
+    }
+    if (RowTokensHold(batch_, seq)) continue;
+    memory_.flags[seq] |= kBadTokens;
+    any = true;
+  }
+  return any || !all_sound || !DeadTokensHold(batch_);
+}
+
+}  // namespace pagemill::internal

@@ -1,0 +1,42 @@
+// One pass over the page table, compiled once per instruction set; see
+// csrc/core/isa.h for why there is only plain data here.
+#ifndef PAGEMILL_CSRC_CORE_VALIDATE_TABLE_SCAN_H_
+#define PAGEMILL_CSRC_CORE_VALIDATE_TABLE_SCAN_H_
+
+#include <cstdint>
+
+#include "csrc/core/x86.h"
+
+namespace pagemill::internal {
+
+// Page slots of a row: [begin, end) are live, of them [written, end) receive
+// this step's tokens.  A row whose lengths are bad has none.
+struct RowSlots {
+  int32_t begin;
+  int32_t written;
+  int32_t end;
+};
+
+struct TableScan {
+  const int32_t* page_indices;  // [num_rows, pages_per_seq]
+  int64_t pages_per_seq;
+  const RowSlots* rows;
+  int64_t num_rows;
+  uint32_t total_num_pages;
+  const uint32_t* marks;  // a bit per page written this step; or null
+  uint8_t* flags;         // [num_rows], ORed into
+};
+
+// Flags rows with a live page id out of range.  With marks also rows of which
+// not exactly the written slots name marked pages.  True when it flags any.
+using ScanTable = bool (*)(const TableScan&);
+
+bool ScanTablePortable(const TableScan& scan);
+#if PAGEMILL_X86
+bool ScanTableAvx2(const TableScan& scan);
+bool ScanTableAvx512(const TableScan& scan);
+#endif
+
+}  // namespace pagemill::internal
+
+#endif  // PAGEMILL_CSRC_CORE_VALIDATE_TABLE_SCAN_H_
