@@ -73,6 +73,7 @@ Scan::Scan(const BatchView& batch, Level level, Isa isa)
        .num_rows = batch.num_seqs,
        .total_num_pages = static_cast<uint32_t>(batch.total_num_pages),
        .marks = marked_ ? memory_.marks.words() : nullptr,
+       .filter = filtered_ ? memory_.filter.words() : nullptr,
        .flags = memory_.flags.data()});
   if (batch.slot_mapping != nullptr) bad |= ScanTokens();
   clean_ = !bad;
@@ -107,6 +108,7 @@ bool Scan::ScanLengths() {
     memory_.slots[seq] = bad ? RowSlots{0, 0, 0}
                              : RowSlots{pages.Before(first_key), written, live};
     memory_.flags[seq] = bad ? kBadRow : 0;
+    num_written_ += memory_.slots[seq].end - memory_.slots[seq].written;
     any |= bad;
   }
   return any;
@@ -132,7 +134,12 @@ void Scan::ForWritten(const Visit& visit) {
 void Scan::MarkWritten() {
   memory_.marks.Reserve(batch_.total_num_pages);
   marked_ = true;
+  // Of a filter with few bits set most pages need no second look.
+  filtered_ = batch_.total_num_pages > kMaxPagesUnfiltered &&
+              num_written_ <= kFilterBits / 8;
+  if (filtered_) memory_.filter.Reserve(kFilterBits);
   ForWritten([this](uint32_t page) {
+    if (filtered_) memory_.filter.Set(page % kFilterBits);
     if (!memory_.marks.Set(page)) {
       memory_.written_twice.push_back(static_cast<int32_t>(page));
     }
@@ -140,7 +147,10 @@ void Scan::MarkWritten() {
 }
 
 void Scan::ClearWritten() {
-  ForWritten([this](uint32_t page) { memory_.marks.ClearAround(page); });
+  ForWritten([this](uint32_t page) {
+    memory_.marks.ClearAround(page);
+    if (filtered_) memory_.filter.ClearAround(page % kFilterBits);
+  });
 }
 
 bool Scan::ScanTokens() {

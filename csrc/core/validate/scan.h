@@ -20,6 +20,7 @@ struct ScanMemory {
   std::vector<uint8_t> flags;
   std::vector<int32_t> written_twice;
   PageBits marks;
+  PageBits filter;
 };
 
 // One at a time in a thread.
@@ -70,7 +71,9 @@ class Scan {
 
   const BatchView& batch_;
   ScanMemory& memory_;
+  int64_t num_written_ = 0;  // slots
   bool marked_ = false;
+  bool filtered_ = false;
   bool clean_ = false;
 };
 

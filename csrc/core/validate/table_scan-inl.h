@@ -17,7 +17,7 @@ struct RowFindings {
 };
 
 // The row this many ahead is fetched.
-inline constexpr int64_t kRowsAhead = 4;
+inline constexpr int64_t kRowsAhead = 2;
 inline constexpr int64_t kPagesPerLine = 16;
 
 // Past the caches, or the table, which is read once, would evict the marks.
@@ -27,8 +27,11 @@ inline void FetchOnce(const int32_t* from, int64_t entries) {
   }
 }
 
-// Row::Scan<kMarks>(pages, count, total_num_pages, marks) gives RowFindings.
-template <typename Row, bool kMarks>
+// How page ids are looked up among the marks.
+enum class Lookup { kNone, kMarks, kFilter };
+
+// Row::Scan<kLookup>(pages, count, scan) gives RowFindings.
+template <typename Row, Lookup kLookup>
 bool ScanRows(const TableScan& scan) {
   bool any = false;
   for (int64_t row = 0; row < scan.num_rows; ++row) {
@@ -39,21 +42,14 @@ bool ScanRows(const TableScan& scan) {
                 ahead.end - ahead.begin);
     }
     const RowSlots slots = scan.rows[row];
-    const RowFindings found =
-        Row::template Scan<kMarks>(pages + slots.begin, slots.end - slots.begin,
-                                   scan.total_num_pages, scan.marks);
-    const bool bad =
-        found.outside | (kMarks && found.hits != slots.end - slots.written);
+    const RowFindings found = Row::template Scan<kLookup>(
+        pages + slots.begin, slots.end - slots.begin, scan);
+    const bool bad = found.outside | (kLookup != Lookup::kNone &&
+                                      found.hits != slots.end - slots.written);
     scan.flags[row] |= bad;
     any |= bad;
   }
   return any;
-}
-
-template <typename Row>
-bool ScanTableWith(const TableScan& scan) {
-  return scan.marks == nullptr ? ScanRows<Row, false>(scan)
-                               : ScanRows<Row, true>(scan);
 }
 
 }  // namespace

@@ -17,14 +17,21 @@ struct RowSlots {
   int32_t end;
 };
 
+// The marks of a pool that large still fit the first cache.  In front of more
+// marks a filter says which pages are worth a look at them: it has a bit per
+// page number modulo its size, and leaves room in that cache for the table.
+inline constexpr int64_t kMaxPagesUnfiltered = int64_t{1} << 18;
+inline constexpr uint32_t kFilterBits = uint32_t{1} << 17;
+
 struct TableScan {
   const int32_t* page_indices;  // [num_rows, pages_per_seq]
   int64_t pages_per_seq;
   const RowSlots* rows;
   int64_t num_rows;
   uint32_t total_num_pages;
-  const uint32_t* marks;  // a bit per page written this step; or null
-  uint8_t* flags;         // [num_rows], ORed into
+  const uint32_t* marks;   // a bit per page written this step; or null
+  const uint32_t* filter;  // of the marks; or null, and some sets never use it
+  uint8_t* flags;          // [num_rows], ORed into
 };
 
 // Flags rows with a live page id out of range.  With marks also rows of which

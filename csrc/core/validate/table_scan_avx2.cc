@@ -14,11 +14,11 @@ namespace pagemill::internal {
 namespace {
 
 struct Row {
-  template <bool kMarks>
+  template <Lookup kLookup>
   static RowFindings Scan(const int32_t* pages, int64_t count,
-                          uint32_t total_num_pages, const uint32_t* marks) {
+                          const TableScan& scan) {
     const __m256i last =
-        _mm256_set1_epi32(static_cast<int>(total_num_pages - 1));
+        _mm256_set1_epi32(static_cast<int>(scan.total_num_pages - 1));
     const __m256i one = _mm256_set1_epi32(1);
     const __m256i low = _mm256_set1_epi32(31);
     __m256i outside = _mm256_setzero_si256();
@@ -28,9 +28,9 @@ struct Row {
       const __m256i inside = _mm256_and_si256(
           lanes, _mm256_cmpeq_epi32(_mm256_min_epu32(page, last), page));
       outside = _mm256_or_si256(outside, _mm256_xor_si256(inside, lanes));
-      if constexpr (kMarks) {
+      if constexpr (kLookup == Lookup::kMarks) {
         const __m256i words = _mm256_mask_i32gather_epi32(
-            _mm256_setzero_si256(), reinterpret_cast<const int*>(marks),
+            _mm256_setzero_si256(), reinterpret_cast<const int*>(scan.marks),
             _mm256_srli_epi32(page, 5), inside, 4);
         const __m256i bits = _mm256_and_si256(
             _mm256_srlv_epi32(words, _mm256_and_si256(page, low)), one);
@@ -48,7 +48,8 @@ struct Row {
                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
       block(lanes, _mm256_maskload_epi32(pages + i, lanes));
     }
-    return {_mm256_testz_si256(outside, outside) == 0, kMarks ? Sum(hits) : 0};
+    return {_mm256_testz_si256(outside, outside) == 0,
+            kLookup == Lookup::kMarks ? Sum(hits) : 0};
   }
 
   static int64_t Sum(__m256i x) {
@@ -62,7 +63,10 @@ struct Row {
 
 }  // namespace
 
-bool ScanTableAvx2(const TableScan& scan) { return ScanTableWith<Row>(scan); }
+bool ScanTableAvx2(const TableScan& scan) {
+  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
+  return ScanRows<Row, Lookup::kMarks>(scan);
+}
 
 }  // namespace pagemill::internal
 

@@ -13,35 +13,100 @@
 namespace pagemill::internal {
 namespace {
 
+constexpr int64_t kLanes = 16;
+
+inline __mmask16 FirstLanes(int64_t count) {
+  return static_cast<__mmask16>((1u << count) - 1);
+}
+
+// Those of `lanes` whose page has its bit set.
+inline __mmask16 Marked(__mmask16 lanes, __m512i page, const uint32_t* bits) {
+  const __m512i words = _mm512_mask_i32gather_epi32(
+      _mm512_setzero_si512(), lanes, _mm512_maskz_srli_epi32(lanes, page, 5),
+      bits, 4);
+  // A rotation counts modulo 32 by itself.
+  return _mm512_test_epi32_mask(
+      words,
+      _mm512_maskz_rolv_epi32(lanes, _mm512_maskz_set1_epi32(lanes, 1), page));
+}
+
+// Pages that passed the filter, whose marks are looked up together.
+class Candidates {
+ public:
+  static constexpr int64_t kCapacity = 256;
+
+  void Add(__mmask16 lanes, __m512i page) {
+    _mm512_storeu_si512(pages_ + count_,
+                        _mm512_maskz_compress_epi32(lanes, page));
+    count_ += __builtin_popcount(lanes);
+  }
+
+  int64_t CountMarked(const uint32_t* marks) const {
+    int64_t hits = 0;
+    for (int64_t i = 0; i < count_; i += kLanes) {
+      const __mmask16 lanes =
+          count_ - i < kLanes ? FirstLanes(count_ - i) : 0xffff;
+      hits += __builtin_popcount(
+          Marked(lanes, _mm512_maskz_loadu_epi32(lanes, pages_ + i), marks));
+    }
+    return hits;
+  }
+
+ private:
+  uint32_t pages_[kCapacity + kLanes];
+  int64_t count_ = 0;
+};
+
 struct Row {
-  template <bool kMarks>
+  template <Lookup kLookup>
   static RowFindings Scan(const int32_t* pages, int64_t count,
-                          uint32_t total_num_pages, const uint32_t* marks) {
-    const __m512i limit = _mm512_set1_epi32(static_cast<int>(total_num_pages));
-    const __m512i one = _mm512_set1_epi32(1);
+                          const TableScan& scan) {
+    if constexpr (kLookup != Lookup::kFilter) {
+      return ScanSome<kLookup>(pages, count, scan);
+    }
+    RowFindings all = {false, 0};
+    for (int64_t i = 0; i < count; i += Candidates::kCapacity) {
+      const int64_t some =
+          count - i < Candidates::kCapacity ? count - i : Candidates::kCapacity;
+      const RowFindings found = ScanSome<kLookup>(pages + i, some, scan);
+      all.outside |= found.outside;
+      all.hits += found.hits;
+    }
+    return all;
+  }
+
+ private:
+  template <Lookup kLookup>
+  static RowFindings ScanSome(const int32_t* pages, int64_t count,
+                              const TableScan& scan) {
+    const __m512i limit =
+        _mm512_set1_epi32(static_cast<int>(scan.total_num_pages));
+    const __m512i filter_low = _mm512_set1_epi32(kFilterBits - 1);
+    Candidates candidates;
     uint32_t outside = 0;
     int64_t hits = 0;
     const auto block = [&](__mmask16 lanes, __m512i page) {
       // Unsigned: negatives wrap high.
       const __mmask16 inside = _mm512_mask_cmplt_epu32_mask(lanes, page, limit);
       outside |= static_cast<uint32_t>(inside ^ lanes);
-      if constexpr (kMarks) {
-        const __m512i words = _mm512_mask_i32gather_epi32(
-            _mm512_setzero_si512(), inside,
-            _mm512_maskz_srli_epi32(inside, page, 5), marks, 4);
-        // A rotation counts modulo 32 by itself.
-        const __mmask16 marked = _mm512_test_epi32_mask(
-            words, _mm512_maskz_rolv_epi32(inside, one, page));
-        hits += __builtin_popcount(marked);
+      if constexpr (kLookup == Lookup::kMarks) {
+        hits += __builtin_popcount(Marked(inside, page, scan.marks));
+      } else if constexpr (kLookup == Lookup::kFilter) {
+        candidates.Add(
+            Marked(inside, _mm512_and_si512(page, filter_low), scan.filter),
+            page);
       }
     };
     int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
+    for (; i + kLanes <= count; i += kLanes) {
       block(0xffff, _mm512_loadu_si512(pages + i));
     }
     if (i < count) {
-      const __mmask16 lanes = static_cast<__mmask16>((1u << (count - i)) - 1);
+      const __mmask16 lanes = FirstLanes(count - i);
       block(lanes, _mm512_maskz_loadu_epi32(lanes, pages + i));
+    }
+    if constexpr (kLookup == Lookup::kFilter) {
+      hits = candidates.CountMarked(scan.marks);
     }
     return {outside != 0, hits};
   }
@@ -49,7 +114,11 @@ struct Row {
 
 }  // namespace
 
-bool ScanTableAvx512(const TableScan& scan) { return ScanTableWith<Row>(scan); }
+bool ScanTableAvx512(const TableScan& scan) {
+  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
+  if (scan.filter != nullptr) return ScanRows<Row, Lookup::kFilter>(scan);
+  return ScanRows<Row, Lookup::kMarks>(scan);
+}
 
 }  // namespace pagemill::internal
 

@@ -8,18 +8,19 @@ namespace pagemill::internal {
 namespace {
 
 struct Row {
-  template <bool kMarks>
+  template <Lookup kLookup>
   static RowFindings Scan(const int32_t* pages, int64_t count,
-                          uint32_t total_num_pages, const uint32_t* marks) {
+                          const TableScan& scan) {
     uint32_t outside = 0;
     int64_t hits = 0;
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t page = static_cast<uint32_t>(pages[i]);
-      const uint32_t inside = page < total_num_pages;  // negatives wrap high
+      const uint32_t inside =
+          page < scan.total_num_pages;  // negatives wrap high
       outside |= inside ^ 1;
-      if constexpr (kMarks) {
+      if constexpr (kLookup == Lookup::kMarks) {
         const uint32_t safe = inside != 0 ? page : 0;
-        hits += (marks[safe / 32] >> (safe % 32)) & inside;
+        hits += (scan.marks[safe / 32] >> (safe % 32)) & inside;
       }
     }
     return {outside != 0, hits};
@@ -29,7 +30,8 @@ struct Row {
 }  // namespace
 
 bool ScanTablePortable(const TableScan& scan) {
-  return ScanTableWith<Row>(scan);
+  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
+  return ScanRows<Row, Lookup::kMarks>(scan);
 }
 
 }  // namespace pagemill::internal
