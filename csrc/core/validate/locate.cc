@@ -65,8 +65,8 @@ class Locator {
     const bool distribution = LocateDistribution();
     if (level_ == Level::kFull) LocateSmemBudget();
     LocateCuQLens();
-    const bool all_sound = LocateRows();
-    if (b_.slot_mapping != nullptr) LocateTokens(all_sound);
+    LocateRows();
+    if (b_.slot_mapping != nullptr) LocateTokens();
     if (level_ == Level::kFull) {
       if (distribution) LocateRanges();
       LocateOwnership(b_, scan_, found_);
@@ -121,29 +121,25 @@ class Locator {
                   b_.cu_q_lens[first + 1], "."));
   }
 
-  // False when the row's slots cannot be told from its lengths.
-  bool LocateLengths(int64_t seq) {
+  void LocateLengths(int64_t seq) {
     const int64_t q_len = b_.q_len(seq), kv_len = b_.kv_len(seq);
-    bool usable = true;
     if (q_len < 0) {
       Report(CheckCode::kCuQLensFalls, seq, seq + 1, b_.cu_q_lens[seq + 1],
              b_.cu_q_lens[seq],
              StrCat("cu_q_lens falls at sequence ", seq, ": it starts at ",
                     b_.cu_q_lens[seq], " and ends at ", b_.cu_q_lens[seq + 1],
                     "."));
-      usable = false;
     }
     if (kv_len < 0) {
       Report(CheckCode::kKvLenNegative, seq, seq, kv_len, 0,
              StrCat("kv_len=", kv_len, " must not be negative at sequence ",
                     seq, "."));
-      return false;
+      return;
     }
     if (q_len > kv_len) {
       Report(CheckCode::kQueryExceedsKv, seq, seq, q_len, kv_len,
              StrCat("q_len=", q_len, " must be less or equal to kv_len=",
                     kv_len, " at sequence ", seq, "."));
-      usable = false;
     }
     const int64_t pages = (kv_len + b_.page_size - 1) / b_.page_size;
     if (pages > b_.pages_per_seq) {
@@ -153,45 +149,34 @@ class Locator {
                  " must be greater or equal to min_pages_per_seq=", pages,
                  " given max_kv_len=", kv_len, " and page_size=", b_.page_size,
                  ". That is the length of sequence ", seq, "."));
-      usable = false;
     }
-    return usable;
   }
 
-  // False when a live slot holds no page.
-  bool LocatePages(int64_t seq) {
-    const size_t before = found_.size();
-    const RowSlots& slots = scan_.slots(seq);
-    for (int64_t slot = slots.begin; slot < slots.end; ++slot) {
+  void LocatePages(int64_t seq) {
+    for (const int32_t slot : scan_.FindPagesOutside(seq)) {
       const int64_t page = b_.pages(seq)[slot];
-      if (page >= 0 && page < b_.total_num_pages) continue;
       Report(CheckCode::kPageOutOfRange, seq, slot, page, b_.total_num_pages,
              StrCat("page_indices[", seq, ", ", slot, "]=", page,
                     " must be in range [0, ", b_.total_num_pages,
                     ") at sequence ", seq, "."));
     }
-    return found_.size() == before;
   }
 
-  // True when every row is sound: lengths and page ids.
-  bool LocateRows() {
-    sound_.assign(b_.num_seqs, true);
-    bool all = true;
+  void LocateRows() {
     for (int64_t seq = 0; seq < b_.num_seqs; ++seq) {
-      if (!scan_.row_is_bad(seq)) continue;
-      sound_[seq] = LocateLengths(seq) && LocatePages(seq);
-      all &= sound_[seq];
+      if (scan_.lengths_are_bad(seq)) LocateLengths(seq);
+      if (scan_.has_page_outside(seq)) LocatePages(seq);
     }
-    return all;
   }
 
   // Where a token belongs can be told in sound rows only, and which tokens are
   // dead only when all are sound.
-  void LocateTokens(bool all_sound) {
+  void LocateTokens() {
+    bool all_sound = true;
     for (int64_t seq = 0; seq < b_.num_seqs; ++seq) {
-      if (!sound_[seq] || !TokensInBuffer(b_, seq)) {
+      if (!scan_.is_sound(seq) || !TokensInBuffer(b_, seq)) {
         all_sound = false;
-      } else if (scan_.tokens_are_bad(seq) || scan_.row_is_bad(seq)) {
+      } else if (scan_.tokens_are_bad(seq)) {
         LocateRowTokens(seq);
       }
     }
@@ -238,7 +223,6 @@ class Locator {
   const BatchView& b_;
   const Level level_;
   Scan& scan_;
-  std::vector<bool> sound_;
   std::vector<Violation> found_;
 };
 

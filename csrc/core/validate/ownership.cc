@@ -44,18 +44,27 @@ bool InRange(const BatchView& batch, int32_t page) {
   return page >= 0 && page < batch.total_num_pages;
 }
 
-// The few pages in question, sorted, and who writes each first.
+// The few pages in question, and who writes each first.
 class Contested {
  public:
-  explicit Contested(std::vector<int32_t> pages) : pages_(std::move(pages)) {
+  // Pages may repeat.  The bits must all be 0, and will be in the end.
+  Contested(std::vector<int32_t> pages, PageBits& bits)
+      : pages_(std::move(pages)), bits_(bits) {
     std::sort(pages_.begin(), pages_.end());
     pages_.erase(std::unique(pages_.begin(), pages_.end()), pages_.end());
     writers_.assign(pages_.size(), -1);
+    for (const int32_t page : pages_) bits_.Set(page);
   }
+  ~Contested() {
+    for (const int32_t page : pages_) bits_.ClearAround(page);
+  }
+  Contested(const Contested&) = delete;
+  Contested& operator=(const Contested&) = delete;
 
-  const std::vector<int32_t>& pages() const { return pages_; }
+  // For page ids in range.
+  bool Has(int32_t page) const { return bits_.Test(page); }
 
-  // The first writer of a page among pages(), -1 before there is one.
+  // The first writer of a page that it has; -1 before there is one.
   int64_t& writer(int32_t page) {
     const auto place = std::lower_bound(pages_.begin(), pages_.end(), page);
     return writers_[static_cast<size_t>(place - pages_.begin())];
@@ -64,33 +73,37 @@ class Contested {
  private:
   std::vector<int32_t> pages_;
   std::vector<int64_t> writers_;
+  PageBits& bits_;
 };
 
-// Pages written through two slots, and those that a bad row reads while they
-// are written.
-std::vector<int32_t> ContestedPages(const BatchView& batch, const Scan& scan) {
-  std::vector<int32_t> pages = scan.written_twice();
+struct Read {
+  int64_t seq;
+  int32_t slot;
+  int32_t page;
+};
+
+// Slots that read a page which is written.
+std::vector<Read> ReadsOfWritten(const BatchView& batch, Scan& scan) {
+  std::vector<Read> reads;
   for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
-    if (!scan.row_is_bad(seq)) continue;
-    const RowSlots& slots = scan.slots(seq);
-    for (int32_t i = slots.begin; i < slots.written; ++i) {
-      const int32_t page = batch.pages(seq)[i];
-      if (InRange(batch, page) && scan.is_written(page)) pages.push_back(page);
+    if (!scan.ownership_is_bad(seq)) continue;
+    for (const int32_t slot : scan.FindReadsOfWritten(seq)) {
+      reads.push_back({seq, slot, batch.pages(seq)[slot]});
     }
   }
-  return pages;
+  return reads;
 }
 
 // Finds the first writers on its way.
 void LocateWrittenTwice(const BatchView& batch, const Scan& scan,
-                        const PageBits& contested, Contested& writers,
+                        Contested& contested,
                         std::vector<Violation>& violations) {
   for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
     const RowSlots& slots = scan.slots(seq);
     for (int32_t i = slots.written; i < slots.end; ++i) {
       const int32_t page = batch.pages(seq)[i];
-      if (!InRange(batch, page) || !contested.Test(page)) continue;
-      int64_t& writer = writers.writer(page);
+      if (!InRange(batch, page) || !contested.Has(page)) continue;
+      int64_t& writer = contested.writer(page);
       if (writer < 0) {
         writer = seq;
       } else {
@@ -100,32 +113,20 @@ void LocateWrittenTwice(const BatchView& batch, const Scan& scan,
   }
 }
 
-void LocateSharedWritten(const BatchView& batch, const Scan& scan,
-                         const PageBits& contested, Contested& writers,
-                         std::vector<Violation>& violations) {
-  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
-    if (!scan.row_is_bad(seq)) continue;
-    const RowSlots& slots = scan.slots(seq);
-    for (int32_t i = slots.begin; i < slots.written; ++i) {
-      const int32_t page = batch.pages(seq)[i];
-      if (!InRange(batch, page) || !contested.Test(page)) continue;
-      violations.push_back(SharedWritten(seq, i, page, writers.writer(page)));
-    }
-  }
-}
-
 }  // namespace
 
 void LocateOwnership(const BatchView& batch, Scan& scan,
                      std::vector<Violation>& violations) {
-  Contested writers(ContestedPages(batch, scan));
-  if (writers.pages().empty()) return;
-  // From here on a bit says that a page is contested, not that it is written.
-  PageBits& contested = scan.TakeBits();
-  for (const int32_t page : writers.pages()) contested.Set(page);
-  LocateWrittenTwice(batch, scan, contested, writers, violations);
-  LocateSharedWritten(batch, scan, contested, writers, violations);
-  for (const int32_t page : writers.pages()) contested.ClearAround(page);
+  const std::vector<Read> reads = ReadsOfWritten(batch, scan);
+  std::vector<int32_t> pages = scan.written_twice();
+  for (const Read& read : reads) pages.push_back(read.page);
+  if (pages.empty()) return;
+  Contested contested(std::move(pages), scan.TakeBits());
+  LocateWrittenTwice(batch, scan, contested, violations);
+  for (const Read& read : reads) {
+    violations.push_back(SharedWritten(read.seq, read.slot, read.page,
+                                       contested.writer(read.page)));
+  }
 }
 
 }  // namespace pagemill::internal

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "csrc/core/batch_view.h"
 #include "csrc/core/isa.h"
@@ -27,13 +28,13 @@ ScanMemory& MemoryOfThread() {
   return memory;
 }
 
-ScanTable ScanTableFor(Isa isa) {
+const TableScanner& ScannerFor(Isa isa) {
 #if PAGEMILL_X86
-  if (isa == Isa::kAvx512) return ScanTableAvx512;
-  if (isa == Isa::kAvx2) return ScanTableAvx2;
+  if (isa == Isa::kAvx512) return kAvx512TableScanner;
+  if (isa == Isa::kAvx2) return kAvx2TableScanner;
 #endif
   (void)isa;
-  return ScanTablePortable;
+  return kPortableTableScanner;
 }
 
 // Divides by the page size; the usual power of two costs a shift.
@@ -56,7 +57,7 @@ class Pages {
 }  // namespace
 
 Scan::Scan(const BatchView& batch, Level level, Isa isa)
-    : batch_(batch), memory_(MemoryOfThread()) {
+    : batch_(batch), scanner_(ScannerFor(isa)), memory_(MemoryOfThread()) {
   const size_t rows = static_cast<size_t>(batch.num_seqs);
   if (memory_.flags.size() < rows) {
     memory_.flags.resize(rows);
@@ -66,15 +67,7 @@ Scan::Scan(const BatchView& batch, Level level, Isa isa)
   bool bad = ScanLengths();
   if (level == Level::kFull) MarkWritten();
   bad |= !memory_.written_twice.empty();
-  bad |= ScanTableFor(isa)(
-      {.page_indices = batch.page_indices,
-       .pages_per_seq = batch.pages_per_seq,
-       .rows = memory_.slots.data(),
-       .num_rows = batch.num_seqs,
-       .total_num_pages = static_cast<uint32_t>(batch.total_num_pages),
-       .marks = marked_ ? memory_.marks.words() : nullptr,
-       .filter = filtered_ ? memory_.filter.words() : nullptr,
-       .flags = memory_.flags.data()});
+  bad |= scanner_.scan(Table(marked_ ? memory_.marks.words() : nullptr));
   if (batch.slot_mapping != nullptr) bad |= ScanTokens();
   clean_ = !bad;
 }
@@ -87,6 +80,38 @@ PageBits& Scan::TakeBits() {
   if (marked_) ClearWritten();
   marked_ = false;
   return memory_.marks;
+}
+
+TableScan Scan::Table(const uint32_t* marks) {
+  return {.page_indices = batch_.page_indices,
+          .pages_per_seq = batch_.pages_per_seq,
+          .rows = memory_.slots.data(),
+          .num_rows = batch_.num_seqs,
+          .total_num_pages = static_cast<uint32_t>(batch_.total_num_pages),
+          .marks = marks,
+          .filter = filtered_ ? memory_.filter.words() : nullptr,
+          .flags = memory_.flags.data()};
+}
+
+std::span<const int32_t> Scan::FindPagesOutside(int64_t seq) {
+  const RowSlots slots = memory_.slots[seq];
+  memory_.found.resize(batch_.pages_per_seq);
+  const int64_t count = scanner_.find(Table(nullptr), seq, slots.begin,
+                                      slots.end, memory_.found.data());
+  return {memory_.found.data(), static_cast<size_t>(count)};
+}
+
+std::span<const int32_t> Scan::FindReadsOfWritten(int64_t seq) {
+  const RowSlots slots = memory_.slots[seq];
+  memory_.found.resize(batch_.pages_per_seq);
+  int32_t* found = memory_.found.data();
+  const int64_t count = scanner_.find(Table(memory_.marks.words()), seq,
+                                      slots.begin, slots.written, found);
+  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
+  const int32_t* end = std::remove_if(found, found + count, [&](int32_t slot) {
+    return static_cast<uint32_t>(batch_.pages(seq)[slot]) >= total;
+  });
+  return {found, static_cast<size_t>(end - found)};
 }
 
 bool Scan::ScanLengths() {
@@ -107,7 +132,7 @@ bool Scan::ScanLengths() {
     const int32_t written = q_len == 0 ? live : pages.Before(first_query);
     memory_.slots[seq] = bad ? RowSlots{0, 0, 0}
                              : RowSlots{pages.Before(first_key), written, live};
-    memory_.flags[seq] = bad ? kBadRow : 0;
+    memory_.flags[seq] = bad ? kBadLengths : 0;
     num_written_ += memory_.slots[seq].end - memory_.slots[seq].written;
     any |= bad;
   }
@@ -156,7 +181,7 @@ void Scan::ClearWritten() {
 bool Scan::ScanTokens() {
   bool all_sound = true, any = false;
   for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
-    if (row_is_bad(seq) || !TokensInBuffer(batch_, seq)) {
+    if (!is_sound(seq) || !TokensInBuffer(batch_, seq)) {
       all_sound = false;
       continue;
     }

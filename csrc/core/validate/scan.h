@@ -4,6 +4,7 @@
 #define PAGEMILL_CSRC_CORE_VALIDATE_SCAN_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "csrc/core/batch_view.h"
@@ -19,6 +20,7 @@ struct ScanMemory {
   std::vector<RowSlots> slots;
   std::vector<uint8_t> flags;
   std::vector<int32_t> written_twice;
+  std::vector<int32_t> found;  // slots of a row
   PageBits marks;
   PageBits filter;
 };
@@ -35,33 +37,38 @@ class Scan {
   // All rows are sound, and so are their tokens' slots.
   bool clean() const { return clean_; }
 
-  // Lengths, a page id, or at level kFull a page that the row reads while it
-  // is written, are bad.
-  bool row_is_bad(int64_t seq) const {
-    return (memory_.flags[seq] & kBadRow) != 0;
-  }
-  // slot_mapping is bad; never set in a bad row, where it is not looked at.
-  bool tokens_are_bad(int64_t seq) const {
-    return (memory_.flags[seq] & kBadTokens) != 0;
+  bool lengths_are_bad(int64_t seq) const { return Has(seq, kBadLengths); }
+  // A live page id is out of range.
+  bool has_page_outside(int64_t seq) const { return Has(seq, kPageOutside); }
+  // The row may read a page that is written; never set at level kStructure.
+  bool ownership_is_bad(int64_t seq) const { return Has(seq, kBadOwnership); }
+  // Never set in a row whose lengths or pages are bad.
+  bool tokens_are_bad(int64_t seq) const { return Has(seq, kBadTokens); }
+  bool is_sound(int64_t seq) const {
+    return !Has(seq, kBadLengths | kPageOutside);
   }
   // None when the lengths are bad.
   const RowSlots& slots(int64_t seq) const { return memory_.slots[seq]; }
 
-  // At level kFull, pages that were written before by an earlier slot; a page
-  // may repeat.
+  // At level kFull, the pages of written slots that an earlier slot writes.
   const std::vector<int32_t>& written_twice() const {
     return memory_.written_twice;
   }
-  // The same and what is named out of range excepted, pages in written slots.
-  bool is_written(uint32_t page) const { return memory_.marks.Test(page); }
 
-  // Ends the use of is_written, and lends its bits, all 0.
+  // The row's live slots with a page out of range, and those that it reads but
+  // another slot writes (level kFull).  Good until the next such call.
+  std::span<const int32_t> FindPagesOutside(int64_t seq);
+  std::span<const int32_t> FindReadsOfWritten(int64_t seq);
+
+  // A bit for each page, all 0; FindReadsOfWritten must not be used from here
+  // on.
   PageBits& TakeBits();
 
  private:
-  static constexpr uint8_t kBadRow = 1;
-  static constexpr uint8_t kBadTokens = 2;
-
+  bool Has(int64_t seq, uint8_t flags) const {
+    return (memory_.flags[seq] & flags) != 0;
+  }
+  TableScan Table(const uint32_t* marks);
   bool ScanLengths();
   void MarkWritten();
   void ClearWritten();
@@ -70,6 +77,7 @@ class Scan {
   void ForWritten(const Visit& visit);
 
   const BatchView& batch_;
+  const TableScanner& scanner_;
   ScanMemory& memory_;
   int64_t num_written_ = 0;  // slots
   bool marked_ = false;

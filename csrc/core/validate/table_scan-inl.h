@@ -44,12 +44,36 @@ bool ScanRows(const TableScan& scan) {
     const RowSlots slots = scan.rows[row];
     const RowFindings found = Row::template Scan<kLookup>(
         pages + slots.begin, slots.end - slots.begin, scan);
-    const bool bad = found.outside | (kLookup != Lookup::kNone &&
-                                      found.hits != slots.end - slots.written);
-    scan.flags[row] |= bad;
-    any |= bad;
+    uint8_t flags = found.outside ? kPageOutside : 0;
+    if constexpr (kLookup != Lookup::kNone) {
+      // Marked pages out of range would have been missed.
+      const bool exact = found.hits == slots.end - slots.written;
+      flags |= exact && !found.outside ? 0 : kBadOwnership;
+    }
+    scan.flags[row] |= flags;
+    any |= flags != 0;
   }
   return any;
+}
+
+// Row::Notable<kLookup>(pages, count, scan) gives a bit for each of the first
+// `count` <= Row::kLanes that is out of range or marked.
+template <typename Row>
+int64_t FindSlots(const TableScan& scan, int64_t row, int64_t begin,
+                  int64_t end, int32_t* slots) {
+  const int32_t* pages = scan.page_indices + row * scan.pages_per_seq;
+  int64_t found = 0;
+  for (int64_t i = begin; i < end; i += Row::kLanes) {
+    const int64_t count = end - i < Row::kLanes ? end - i : Row::kLanes;
+    uint32_t bits =
+        scan.marks == nullptr
+            ? Row::template Notable<Lookup::kNone>(pages + i, count, scan)
+            : Row::template Notable<Lookup::kMarks>(pages + i, count, scan);
+    for (; bits != 0; bits &= bits - 1) {
+      slots[found++] = static_cast<int32_t>(i) + __builtin_ctz(bits);
+    }
+  }
+  return found;
 }
 
 }  // namespace

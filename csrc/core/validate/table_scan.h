@@ -31,17 +31,29 @@ struct TableScan {
   uint32_t total_num_pages;
   const uint32_t* marks;   // a bit per page written this step; or null
   const uint32_t* filter;  // of the marks; or null, and some sets never use it
-  uint8_t* flags;          // [num_rows], ORed into
+  uint8_t* flags;          // [num_rows]
 };
 
-// Flags rows with a live page id out of range.  With marks also rows of which
-// not exactly the written slots name marked pages.  True when it flags any.
-using ScanTable = bool (*)(const TableScan&);
+// A row's flags.
+inline constexpr uint8_t kBadLengths = 1;  // set before the scan
+inline constexpr uint8_t kPageOutside = 2;
+inline constexpr uint8_t kBadOwnership = 4;  // maybe, with kPageOutside
+inline constexpr uint8_t kBadTokens = 8;     // set after the scan
 
-bool ScanTablePortable(const TableScan& scan);
+struct TableScanner {
+  // Flags rows with a live page id out of range; with marks also rows of which
+  // not exactly the written slots name marked pages.  True when it flags any.
+  bool (*scan)(const TableScan& scan);
+  // Writes those of the row's slots [begin, end) whose page is out of range or,
+  // with marks, is marked; returns how many.
+  int64_t (*find)(const TableScan& scan, int64_t row, int64_t begin,
+                  int64_t end, int32_t* slots);
+};
+
+extern const TableScanner kPortableTableScanner;
 #if PAGEMILL_X86
-bool ScanTableAvx2(const TableScan& scan);
-bool ScanTableAvx512(const TableScan& scan);
+extern const TableScanner kAvx2TableScanner;
+extern const TableScanner kAvx512TableScanner;
 #endif
 
 }  // namespace pagemill::internal

@@ -13,10 +13,18 @@
 namespace pagemill::internal {
 namespace {
 
-constexpr int64_t kLanes = 16;
+constexpr int64_t kVectorLanes = 16;
 
 inline __mmask16 FirstLanes(int64_t count) {
   return static_cast<__mmask16>((1u << count) - 1);
+}
+
+// Those of `lanes` whose page is in range.
+inline __mmask16 Inside(__mmask16 lanes, __m512i page,
+                        uint32_t total_num_pages) {
+  // Unsigned: negatives wrap high.
+  return _mm512_mask_cmplt_epu32_mask(
+      lanes, page, _mm512_set1_epi32(static_cast<int>(total_num_pages)));
 }
 
 // Those of `lanes` whose page has its bit set.
@@ -43,9 +51,9 @@ class Candidates {
 
   int64_t CountMarked(const uint32_t* marks) const {
     int64_t hits = 0;
-    for (int64_t i = 0; i < count_; i += kLanes) {
+    for (int64_t i = 0; i < count_; i += kVectorLanes) {
       const __mmask16 lanes =
-          count_ - i < kLanes ? FirstLanes(count_ - i) : 0xffff;
+          FirstLanes(count_ - i < kVectorLanes ? count_ - i : kVectorLanes);
       hits += __builtin_popcount(
           Marked(lanes, _mm512_maskz_loadu_epi32(lanes, pages_ + i), marks));
     }
@@ -53,11 +61,13 @@ class Candidates {
   }
 
  private:
-  uint32_t pages_[kCapacity + kLanes];
+  uint32_t pages_[kCapacity + kVectorLanes];
   int64_t count_ = 0;
 };
 
 struct Row {
+  static constexpr int64_t kLanes = kVectorLanes;
+
   template <Lookup kLookup>
   static RowFindings Scan(const int32_t* pages, int64_t count,
                           const TableScan& scan) {
@@ -75,19 +85,29 @@ struct Row {
     return all;
   }
 
+  template <Lookup kLookup>
+  static uint32_t Notable(const int32_t* pages, int64_t count,
+                          const TableScan& scan) {
+    const __mmask16 lanes = FirstLanes(count);
+    const __m512i page = _mm512_maskz_loadu_epi32(lanes, pages);
+    const __mmask16 inside = Inside(lanes, page, scan.total_num_pages);
+    uint32_t notable = inside ^ lanes;
+    if constexpr (kLookup == Lookup::kMarks) {
+      notable |= Marked(inside, page, scan.marks);
+    }
+    return notable;
+  }
+
  private:
   template <Lookup kLookup>
   static RowFindings ScanSome(const int32_t* pages, int64_t count,
                               const TableScan& scan) {
-    const __m512i limit =
-        _mm512_set1_epi32(static_cast<int>(scan.total_num_pages));
     const __m512i filter_low = _mm512_set1_epi32(kFilterBits - 1);
     Candidates candidates;
     uint32_t outside = 0;
     int64_t hits = 0;
     const auto block = [&](__mmask16 lanes, __m512i page) {
-      // Unsigned: negatives wrap high.
-      const __mmask16 inside = _mm512_mask_cmplt_epu32_mask(lanes, page, limit);
+      const __mmask16 inside = Inside(lanes, page, scan.total_num_pages);
       outside |= static_cast<uint32_t>(inside ^ lanes);
       if constexpr (kLookup == Lookup::kMarks) {
         hits += __builtin_popcount(Marked(inside, page, scan.marks));
@@ -98,7 +118,7 @@ struct Row {
       }
     };
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
+    for (; i + kVectorLanes <= count; i += kVectorLanes) {
       block(0xffff, _mm512_loadu_si512(pages + i));
     }
     if (i < count) {
@@ -112,13 +132,15 @@ struct Row {
   }
 };
 
+bool ScanTable(const TableScan& scan) {
+  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
+  return scan.filter == nullptr ? ScanRows<Row, Lookup::kMarks>(scan)
+                                : ScanRows<Row, Lookup::kFilter>(scan);
+}
+
 }  // namespace
 
-bool ScanTableAvx512(const TableScan& scan) {
-  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
-  if (scan.filter != nullptr) return ScanRows<Row, Lookup::kFilter>(scan);
-  return ScanRows<Row, Lookup::kMarks>(scan);
-}
+const TableScanner kAvx512TableScanner = {ScanTable, FindSlots<Row>};
 
 }  // namespace pagemill::internal
 
