@@ -21,11 +21,19 @@ namespace {
 
 // By sequence and index; else as they were found.
 std::vector<Violation> Sorted(std::vector<Violation> found) {
-  std::stable_sort(
-      found.begin(), found.end(), [](const Violation& x, const Violation& y) {
-        return std::tie(x.sequence, x.index) < std::tie(y.sequence, y.index);
-      });
-  return found;
+  using Key = std::tuple<int64_t, int64_t, size_t>;  // moves faster
+  std::vector<Key> order;
+  order.reserve(found.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    order.emplace_back(found[i].sequence, found[i].index, i);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<Violation> sorted;
+  sorted.reserve(found.size());
+  for (const Key& key : order) {
+    sorted.push_back(std::move(found[std::get<2>(key)]));
+  }
+  return sorted;
 }
 
 void LocateProduct(const char* a, int64_t x, const char* b, int64_t y,

@@ -40,10 +40,6 @@ Violation SharedWritten(int64_t seq, int64_t slot, int32_t page,
                  slot, "].")};
 }
 
-bool InRange(const BatchView& batch, int32_t page) {
-  return page >= 0 && page < batch.total_num_pages;
-}
-
 // The few pages in question, and who writes each first.
 class Contested {
  public:
@@ -95,22 +91,18 @@ std::vector<Read> ReadsOfWritten(const BatchView& batch, Scan& scan) {
 }
 
 // Finds the first writers on its way.
-void LocateWrittenTwice(const BatchView& batch, const Scan& scan,
-                        Contested& contested,
+void LocateWrittenTwice(const Scan& scan, Contested& contested,
                         std::vector<Violation>& violations) {
-  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
-    const RowSlots& slots = scan.slots(seq);
-    for (int32_t i = slots.written; i < slots.end; ++i) {
-      const int32_t page = batch.pages(seq)[i];
-      if (!InRange(batch, page) || !contested.Has(page)) continue;
-      int64_t& writer = contested.writer(page);
-      if (writer < 0) {
-        writer = seq;
-      } else {
-        violations.push_back(WrittenTwice(seq, i, page, writer));
-      }
+  scan.ForEachWritten([&](int64_t seq, int32_t slot, uint32_t id) {
+    const int32_t page = static_cast<int32_t>(id);
+    if (!contested.Has(page)) return;
+    int64_t& writer = contested.writer(page);
+    if (writer < 0) {
+      writer = seq;
+    } else {
+      violations.push_back(WrittenTwice(seq, slot, page, writer));
     }
-  }
+  });
 }
 
 }  // namespace
@@ -122,7 +114,7 @@ void LocateOwnership(const BatchView& batch, Scan& scan,
   for (const Read& read : reads) pages.push_back(read.page);
   if (pages.empty()) return;
   Contested contested(std::move(pages), scan.TakeBits());
-  LocateWrittenTwice(batch, scan, contested, violations);
+  LocateWrittenTwice(scan, contested, violations);
   for (const Read& read : reads) {
     violations.push_back(SharedWritten(read.seq, read.slot, read.page,
                                        contested.writer(read.page)));

@@ -17,9 +17,6 @@
 namespace pagemill::internal {
 namespace {
 
-// Rows whose written page is fetched ahead; each lies in a line of its own.
-constexpr int64_t kRowsAhead = 16;
-
 // Wider than any sequence, and far from overflow.
 constexpr int64_t kWidestWindow = int64_t{1} << 32;
 
@@ -139,23 +136,6 @@ bool Scan::ScanLengths() {
   return any;
 }
 
-template <typename Visit>
-void Scan::ForWritten(const Visit& visit) {
-  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
-  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
-    if (seq + kRowsAhead < batch_.num_seqs) {
-      __builtin_prefetch(batch_.pages(seq + kRowsAhead) +
-                         memory_.slots[seq + kRowsAhead].written);
-    }
-    const RowSlots slots = memory_.slots[seq];
-    const int32_t* pages = batch_.pages(seq);
-    for (int32_t i = slots.written; i < slots.end; ++i) {
-      const uint32_t page = static_cast<uint32_t>(pages[i]);
-      if (page < total) visit(page);
-    }
-  }
-}
-
 void Scan::MarkWritten() {
   memory_.marks.Reserve(batch_.total_num_pages);
   marked_ = true;
@@ -163,7 +143,7 @@ void Scan::MarkWritten() {
   filtered_ = batch_.total_num_pages > kMaxPagesUnfiltered &&
               num_written_ <= kFilterBits / 8;
   if (filtered_) memory_.filter.Reserve(kFilterBits);
-  ForWritten([this](uint32_t page) {
+  ForEachWritten([this](int64_t, int32_t, uint32_t page) {
     if (filtered_) memory_.filter.Set(page % kFilterBits);
     if (!memory_.marks.Set(page)) {
       memory_.written_twice.push_back(static_cast<int32_t>(page));
@@ -172,7 +152,7 @@ void Scan::MarkWritten() {
 }
 
 void Scan::ClearWritten() {
-  ForWritten([this](uint32_t page) {
+  ForEachWritten([this](int64_t, int32_t, uint32_t page) {
     memory_.marks.ClearAround(page);
     if (filtered_) memory_.filter.ClearAround(page % kFilterBits);
   });

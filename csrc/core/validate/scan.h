@@ -55,6 +55,10 @@ class Scan {
     return memory_.written_twice;
   }
 
+  // Calls visit(seq, slot, page) for each written slot of a page in range.
+  template <typename Visit>
+  void ForEachWritten(const Visit& visit) const;
+
   // The row's live slots with a page out of range, and those that it reads but
   // another slot writes (level kFull).  Good until the next such call.
   std::span<const int32_t> FindPagesOutside(int64_t seq);
@@ -73,8 +77,8 @@ class Scan {
   void MarkWritten();
   void ClearWritten();
   bool ScanTokens();
-  template <typename Visit>
-  void ForWritten(const Visit& visit);
+  // Rows whose written page is fetched ahead; each lies in a line of its own.
+  static constexpr int64_t kRowsAhead = 16;
 
   const BatchView& batch_;
   const TableScanner& scanner_;
@@ -84,6 +88,23 @@ class Scan {
   bool filtered_ = false;
   bool clean_ = false;
 };
+
+template <typename Visit>
+void Scan::ForEachWritten(const Visit& visit) const {
+  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
+  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
+    if (seq + kRowsAhead < batch_.num_seqs) {
+      __builtin_prefetch(batch_.pages(seq + kRowsAhead) +
+                         slots(seq + kRowsAhead).written);
+    }
+    const RowSlots row = slots(seq);
+    const int32_t* pages = batch_.pages(seq);
+    for (int32_t slot = row.written; slot < row.end; ++slot) {
+      const uint32_t page = static_cast<uint32_t>(pages[slot]);
+      if (page < total) visit(seq, slot, page);
+    }
+  }
+}
 
 }  // namespace pagemill::internal
 
