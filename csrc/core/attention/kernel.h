@@ -1,19 +1,11 @@
 // What the driver shares with the kernels, which are compiled once per
-// instruction set.
-//
-// A per-set file must not emit an inline function that the linker could take
-// for another file's, or a machine would meet instructions it lacks: hence
-// plain data without methods here, and no std:: templates over there.
+// instruction set; see csrc/core/isa.h for why there is only plain data here.
 #ifndef PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_H_
 #define PAGEMILL_CSRC_CORE_ATTENTION_KERNEL_H_
 
 #include <cstdint>
 
-#if defined(__x86_64__) && !defined(PAGEMILL_SCALAR)
-#define PAGEMILL_ATTENTION_X86 1
-#else
-#define PAGEMILL_ATTENTION_X86 0
-#endif
+#include "csrc/core/x86.h"
 
 namespace pagemill::attention {
 
@@ -64,7 +56,7 @@ struct Kernels {
 };
 
 extern const Kernels kPortableKernels;
-#if PAGEMILL_ATTENTION_X86
+#if PAGEMILL_X86
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 #endif

@@ -1,7 +1,8 @@
 // The kernels for AVX2 with FMA: compiled with -mavx2 -mfma -mf16c -mbmi2.
 #include "csrc/core/attention/kernel.h"
+#include "csrc/core/x86.h"
 
-#if PAGEMILL_ATTENTION_X86
+#if PAGEMILL_X86
 
 #include "csrc/core/attention/kernel-inl.h"
 
@@ -11,4 +12,4 @@ const Kernels kAvx2Kernels = {RunItem<float>, RunItem<BFloat16>};
 
 }  // namespace pagemill::attention
 
-#endif  // PAGEMILL_ATTENTION_X86
+#endif  // PAGEMILL_X86

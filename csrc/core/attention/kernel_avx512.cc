@@ -1,7 +1,8 @@
 // The kernels for AVX-512: compiled with -march=x86-64-v4.
 #include "csrc/core/attention/kernel.h"
+#include "csrc/core/x86.h"
 
-#if PAGEMILL_ATTENTION_X86
+#if PAGEMILL_X86
 
 #include "csrc/core/attention/kernel-inl.h"
 
@@ -11,4 +12,4 @@ const Kernels kAvx512Kernels = {RunItem<float>, RunItem<BFloat16>};
 
 }  // namespace pagemill::attention
 
-#endif  // PAGEMILL_ATTENTION_X86
+#endif  // PAGEMILL_X86

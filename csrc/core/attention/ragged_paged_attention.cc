@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "csrc/core/attention/isa.h"
 #include "csrc/core/attention/kernel.h"
 #include "csrc/core/attention/work.h"
+#include "csrc/core/isa.h"
+#include "csrc/core/x86.h"
 
 namespace pagemill {
 namespace attention {
@@ -28,6 +29,15 @@ namespace {
 
 // A helper's share below this is done sooner alone than after a wake-up.
 constexpr double kNanosecondsPerHelper = 50e3;
+
+const Kernels& KernelsFor(Isa isa) {
+#if PAGEMILL_X86
+  if (isa == Isa::kAvx512) return kAvx512Kernels;
+  if (isa == Isa::kAvx2) return kAvx2Kernels;
+#endif
+  (void)isa;
+  return kPortableKernels;
+}
 
 // A thread's scratch, kept between calls.
 class Arena {
@@ -100,23 +110,21 @@ Status Run(const RaggedPagedAttentionArgs& args, Executor& executor,
 
 Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,
                             Executor& executor) {
-  const Result<attention::Isa> isa = attention::DefaultIsa();
+  const Result<Isa> isa = DefaultIsa();
   if (!isa.ok()) return isa.status();
-  return attention::Run(args, executor, *isa.value().kernels);
+  return attention::Run(args, executor, attention::KernelsFor(isa.value()));
 }
 
 Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,
                             Executor& executor, std::string_view isa) {
-  const Result<attention::Isa> found = attention::FindIsa(isa);
+  const Result<Isa> found = FindIsa(isa);
   if (!found.ok()) return found.status();
-  return attention::Run(args, executor, *found.value().kernels);
+  return attention::Run(args, executor, attention::KernelsFor(found.value()));
 }
 
 std::vector<std::string_view> AvailableIsas() {
   std::vector<std::string_view> names;
-  for (const attention::Isa& isa : attention::Isas()) {
-    names.push_back(isa.name);
-  }
+  for (const Isa isa : Isas()) names.push_back(IsaName(isa));
   return names;
 }
 

@@ -12,104 +12,24 @@
 #include <tuple>
 #include <vector>
 
+#include "csrc/core/batch_view.h"
+#include "csrc/core/isa.h"
+#include "csrc/core/validate/passes.h"
+#include "csrc/core/validate/test_batch.h"
+
 namespace pagemill {
 namespace {
 
-constexpr int32_t kPoison = std::numeric_limits<int32_t>::min() + 7;
-
-// A batch that owns its arrays, exactly as large as they must be, so that
-// sanitizers see a read past them.
-struct Batch {
-  std::vector<int32_t> kv_lens, page_indices, cu_q_lens, distribution;
-  std::vector<int32_t> slot_mapping;  // empty: none
-  int64_t num_seqs = 0;
-  int64_t pages_per_seq = 0, page_size = 16, total_num_pages = 0;
-  int64_t max_num_tokens = 0;
-
-  BatchView View() const {
-    return {
-        .kv_lens = kv_lens.data(),
-        .page_indices = page_indices.data(),
-        .cu_q_lens = cu_q_lens.data(),
-        .distribution = distribution.empty() ? nullptr : distribution.data(),
-        .slot_mapping = slot_mapping.empty() ? nullptr : slot_mapping.data(),
-        .num_seqs = num_seqs,
-        .max_num_seqs = static_cast<int64_t>(kv_lens.size()),
-        .pages_per_seq = pages_per_seq,
-        .page_size = page_size,
-        .total_num_pages = total_num_pages,
-        .max_num_tokens = max_num_tokens};
-  }
-  std::vector<Violation> Check(Level level = Level::kFull) const {
-    return Validate(View(), level);
-  }
-  int32_t& page(int64_t seq, int64_t slot) {
-    return page_indices[seq * pages_per_seq + slot];
-  }
-  int64_t live(int64_t seq) const {
-    return (kv_lens[seq] + page_size - 1) / page_size;
-  }
-};
-
-// A valid batch: shuffled pages, decodes first, everything dead poisoned.
-Batch Good(std::mt19937& rng, int64_t rows, int64_t live_rows,
-           int64_t width = 4) {
-  const auto draw = [&](int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(rng);
-  };
-  Batch b;
-  b.page_size = draw(1, 17);
-  b.pages_per_seq = width;
-  b.total_num_pages = rows * width;
-  b.num_seqs = live_rows;
-  b.kv_lens.assign(rows, kPoison);
-  b.page_indices.assign(rows * width, kPoison);
-  b.cu_q_lens.assign(rows + 1, kPoison);
-  b.cu_q_lens[0] = 0;
-  std::vector<int32_t> pages(b.total_num_pages);
-  std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), rng);
-  const int32_t decodes = static_cast<int32_t>(draw(0, live_rows));
-  size_t next = 0;
-  for (int64_t seq = 0; seq < live_rows; ++seq) {
-    b.kv_lens[seq] = static_cast<int32_t>(draw(1, width * b.page_size));
-    const int64_t q_len = seq < decodes ? 1 : draw(0, b.kv_lens[seq]);
-    b.cu_q_lens[seq + 1] = b.cu_q_lens[seq] + static_cast<int32_t>(q_len);
-    for (int64_t i = 0; i < b.live(seq); ++i) b.page(seq, i) = pages[next++];
-  }
-  b.max_num_tokens = b.cu_q_lens[live_rows] + draw(1, 3);
-  b.distribution = {decodes, decodes, static_cast<int32_t>(live_rows)};
-  return b;
-}
-
-Batch Small() {
-  Batch b;
-  b.kv_lens = {20, 9};
-  b.page_indices = {0, 1, 2, 3};
-  b.cu_q_lens = {0, 8, 9};
-  b.num_seqs = 2;
-  b.pages_per_seq = 2;
-  b.total_num_pages = 8;
-  b.max_num_tokens = 16;
-  return b;
-}
-
-std::vector<int32_t> RightSlots(Batch& b) {
-  std::vector<int32_t> slots(b.max_num_tokens, -1);
-  for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
-    const int32_t begin = b.cu_q_lens[seq], end = b.cu_q_lens[seq + 1];
-    for (int32_t i = begin; i < end; ++i) {
-      const int64_t position = b.kv_lens[seq] - (end - i);
-      slots[i] = static_cast<int32_t>(b.page(seq, position / b.page_size) *
-                                          b.page_size +
-                                      position % b.page_size);
-    }
-  }
-  return slots;
-}
-
+// The one violation, on which all instruction sets agree.
 Violation Only(const Batch& batch) {
   const std::vector<Violation> found = batch.Check();
+  for (const Isa isa : Isas()) {
+    EXPECT_FALSE(internal::Accepts(batch.View(), Level::kFull, isa))
+        << IsaName(isa);
+    const std::vector<Violation> same =
+        internal::Locate(batch.View(), Level::kFull, isa);
+    EXPECT_EQ(FormatViolations(same), FormatViolations(found)) << IsaName(isa);
+  }
   EXPECT_EQ(found.size(), 1u) << FormatViolations(found);
   return found.empty() ? Violation{} : found.front();
 }
@@ -163,6 +83,9 @@ TEST(ValidateTest, EachCodeHasAFailingBatch) {
     b.slot_mapping = RightSlots(b);
     b.slot_mapping[15] = 127;  // a dead token
   });
+  // 2 rows of 128 lanes, and 128 for each of three vectors.
+  fails(CheckCode::kSmemBudget,
+        [](Batch& b) { b.smem_budget_bytes = 4 * 128 * 5 - 1; });
   EXPECT_EQ(seen.size(), AllChecks().size());
 }
 
@@ -314,6 +237,52 @@ TEST(ValidateTest, OwnershipEqualsBruteForce) {
     }
     EXPECT_EQ(!b.Check().empty(), clash);
   }
+}
+
+TEST(ValidateTest, QueriesNeedKeys) {
+  Batch b = Small();
+  b.kv_lens[1] = 0;  // with one query token
+  EXPECT_EQ(Only(b).code, CheckCode::kQueryExceedsKv);
+  b.cu_q_lens[2] = 8;  // with none
+  EXPECT_TRUE(b.Check().empty());
+}
+
+TEST(ValidateTest, SlotsBehindTheWindowAreDead) {
+  Batch b = Small();
+  b.pages_per_seq = 7;
+  b.total_num_pages = 14;
+  b.kv_lens = {100, 100};
+  b.cu_q_lens = {0, 1, 2};
+  // The first key in the window is number 68, in slot 4.  Row 0 names a page
+  // that row 1 writes, and no page.
+  b.page_indices = {13, 99, -1, 1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
+  b.sliding_window = 32;
+  EXPECT_EQ(FormatViolations(b.Check()), "no violations");
+  b.page(0, 4) = -1;
+  EXPECT_EQ(Only(b).index, 4);
+  b.page(0, 4) = 13;
+  EXPECT_EQ(Only(b).code, CheckCode::kSharedPageWritten);
+  b.page(0, 4) = 4;
+  for (const int64_t window : {0, 37, 1 << 30}) {  // 37: key 63, in slot 3
+    b.sliding_window = window;
+    EXPECT_EQ(b.Check().size(), window == 37 ? 0u : 3u);
+  }
+}
+
+TEST(ValidateTest, ScalarMemoryIsCountedInPaddedRows) {
+  Batch b = Small();
+  b.smem_budget_bytes = 4 * 128 * 5;
+  EXPECT_TRUE(b.Check().empty());
+  b.kv_lens.resize(1024);
+  b.cu_q_lens.resize(1025);
+  b.page_indices.resize(1024 * 2);
+  b.smem_budget_bytes = 1 << 19;
+  const Violation found = Only(b);
+  EXPECT_EQ(found.value, 4 * (1024 * 128 + 1024 + 1152 + 128));
+  EXPECT_EQ(found.limit, 1 << 19);
+  EXPECT_EQ(found.message.rfind("Used 0.51M of 0.50M smem", 0), 0u)
+      << found.message;
+  EXPECT_TRUE(b.Check(Level::kStructure).empty());
 }
 
 TEST(ValidateTest, TextShowsTheFirstAndCountsTheRest) {

@@ -1,20 +1,20 @@
-#include "csrc/core/attention/isa.h"
+#include "csrc/core/isa.h"
 
 #include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "csrc/core/attention/kernel.h"
 #include "csrc/core/status.h"
 #include "csrc/core/str_cat.h"
+#include "csrc/core/x86.h"
 
-namespace pagemill::attention {
+namespace pagemill {
 namespace {
 
-#if PAGEMILL_ATTENTION_X86
-// What the kernels' files are compiled for, feature by feature: a virtual
-// machine may hide any of them.
+#if PAGEMILL_X86
+// What the sets' files are compiled for, feature by feature: a virtual machine
+// may hide any of them.
 bool RunsAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
@@ -31,15 +31,27 @@ bool RunsAvx512() {
 
 std::vector<Isa> DetectIsas() {
   std::vector<Isa> isas;
-#if PAGEMILL_ATTENTION_X86
-  if (RunsAvx512()) isas.push_back({"avx512", &kAvx512Kernels});
-  if (RunsAvx2()) isas.push_back({"avx2", &kAvx2Kernels});
+#if PAGEMILL_X86
+  if (RunsAvx512()) isas.push_back(Isa::kAvx512);
+  if (RunsAvx2()) isas.push_back(Isa::kAvx2);
 #endif
-  isas.push_back({"portable", &kPortableKernels});
+  isas.push_back(Isa::kPortable);
   return isas;
 }
 
 }  // namespace
+
+std::string_view IsaName(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kPortable:
+      break;
+  }
+  return "portable";
+}
 
 const std::vector<Isa>& Isas() {
   static const std::vector<Isa> isas = DetectIsas();
@@ -48,9 +60,9 @@ const std::vector<Isa>& Isas() {
 
 Result<Isa> FindIsa(std::string_view name) {
   std::string names;
-  for (const Isa& isa : Isas()) {
-    if (isa.name == name) return isa;
-    names += StrCat(names.empty() ? "" : ", ", isa.name);
+  for (const Isa isa : Isas()) {
+    if (IsaName(isa) == name) return isa;
+    names += StrCat(names.empty() ? "" : ", ", IsaName(isa));
   }
   return InvalidArgument(StrCat("PAGEMILL_CPU_ISA=", name,
                                 " is not an instruction set of this machine "
@@ -67,4 +79,4 @@ Result<Isa> DefaultIsa() {
   return isa;
 }
 
-}  // namespace pagemill::attention
+}  // namespace pagemill

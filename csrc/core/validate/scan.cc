@@ -1,0 +1,175 @@
+#include "csrc/core/validate/scan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "csrc/core/batch_view.h"
+#include "csrc/core/isa.h"
+#include "csrc/core/validate.h"
+#include "csrc/core/validate/page_bits.h"
+#include "csrc/core/validate/rules.h"
+#include "csrc/core/validate/table_scan.h"
+#include "csrc/core/x86.h"
+
+namespace pagemill::internal {
+namespace {
+
+// Wider than any sequence, and far from overflow.
+constexpr int64_t kWidestWindow = int64_t{1} << 32;
+
+ScanMemory& MemoryOfThread() {
+  thread_local ScanMemory memory;
+  return memory;
+}
+
+const TableScanner& ScannerFor(Isa isa) {
+#if PAGEMILL_X86
+  if (isa == Isa::kAvx512) return kAvx512TableScanner;
+  if (isa == Isa::kAvx2) return kAvx2TableScanner;
+#endif
+  (void)isa;
+  return kPortableTableScanner;
+}
+
+// Divides by the page size; the usual power of two costs a shift.
+class Pages {
+ public:
+  explicit Pages(int64_t page_size)
+      : page_size_(static_cast<uint32_t>(page_size)),
+        shift_(std::has_single_bit(page_size_) ? std::countr_zero(page_size_)
+                                               : -1) {}
+  int32_t Before(int64_t position) const {
+    const uint32_t p = static_cast<uint32_t>(position);
+    return static_cast<int32_t>(shift_ >= 0 ? p >> shift_ : p / page_size_);
+  }
+
+ private:
+  uint32_t page_size_;
+  int shift_;
+};
+
+}  // namespace
+
+Scan::Scan(const BatchView& batch, Level level, Isa isa)
+    : batch_(batch), scanner_(ScannerFor(isa)), memory_(MemoryOfThread()) {
+  const size_t rows = static_cast<size_t>(batch.num_seqs);
+  if (memory_.flags.size() < rows) {
+    memory_.flags.resize(rows);
+    memory_.slots.resize(rows);
+  }
+  memory_.written_twice.clear();
+  bool bad = ScanLengths();
+  if (level == Level::kFull) MarkWritten();
+  bad |= !memory_.written_twice.empty();
+  bad |= scanner_.scan(Table(marked_ ? memory_.marks.words() : nullptr));
+  if (batch.slot_mapping != nullptr) bad |= ScanTokens();
+  clean_ = !bad;
+}
+
+Scan::~Scan() {
+  if (marked_) ClearWritten();
+}
+
+PageBits& Scan::TakeBits() {
+  if (marked_) ClearWritten();
+  marked_ = false;
+  return memory_.marks;
+}
+
+TableScan Scan::Table(const uint32_t* marks) {
+  return {.page_indices = batch_.page_indices,
+          .pages_per_seq = batch_.pages_per_seq,
+          .rows = memory_.slots.data(),
+          .num_rows = batch_.num_seqs,
+          .total_num_pages = static_cast<uint32_t>(batch_.total_num_pages),
+          .marks = marks,
+          .filter = filtered_ ? memory_.filter.words() : nullptr,
+          .flags = memory_.flags.data()};
+}
+
+std::span<const int32_t> Scan::FindPagesOutside(int64_t seq) {
+  const RowSlots slots = memory_.slots[seq];
+  memory_.found.resize(batch_.pages_per_seq);
+  const int64_t count = scanner_.find(Table(nullptr), seq, slots.begin,
+                                      slots.end, memory_.found.data());
+  return {memory_.found.data(), static_cast<size_t>(count)};
+}
+
+std::span<const int32_t> Scan::FindReadsOfWritten(int64_t seq) {
+  const RowSlots slots = memory_.slots[seq];
+  memory_.found.resize(batch_.pages_per_seq);
+  int32_t* found = memory_.found.data();
+  const int64_t count = scanner_.find(Table(memory_.marks.words()), seq,
+                                      slots.begin, slots.written, found);
+  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
+  const int32_t* end = std::remove_if(found, found + count, [&](int32_t slot) {
+    return static_cast<uint32_t>(batch_.pages(seq)[slot]) >= total;
+  });
+  return {found, static_cast<size_t>(end - found)};
+}
+
+bool Scan::ScanLengths() {
+  const BatchView& b = batch_;
+  const int64_t capacity = b.pages_per_seq * b.page_size;
+  const int64_t window = b.sliding_window > 0
+                             ? std::min(b.sliding_window, kWidestWindow)
+                             : kWidestWindow;
+  const Pages pages(b.page_size);
+  bool any = false;
+  for (int64_t seq = 0; seq < b.num_seqs; ++seq) {
+    const int64_t q_len = b.q_len(seq), kv_len = b.kv_len(seq);
+    const bool bad =
+        (q_len < 0) | (q_len > kv_len) | (kv_len < 0) | (kv_len > capacity);
+    const int64_t first_query = kv_len - q_len;
+    const int64_t first_key = std::max<int64_t>(first_query - (window - 1), 0);
+    const int32_t live = pages.Before(kv_len + b.page_size - 1);
+    const int32_t written = q_len == 0 ? live : pages.Before(first_query);
+    memory_.slots[seq] = bad ? RowSlots{0, 0, 0}
+                             : RowSlots{pages.Before(first_key), written, live};
+    memory_.flags[seq] = bad ? kBadLengths : 0;
+    num_written_ += memory_.slots[seq].end - memory_.slots[seq].written;
+    any |= bad;
+  }
+  return any;
+}
+
+void Scan::MarkWritten() {
+  memory_.marks.Reserve(batch_.total_num_pages);
+  marked_ = true;
+  // Of a filter with few bits set most pages need no second look.
+  filtered_ = batch_.total_num_pages > kMaxPagesUnfiltered &&
+              num_written_ <= kFilterBits / 8;
+  if (filtered_) memory_.filter.Reserve(kFilterBits);
+  ForEachWritten([this](int64_t, int32_t, uint32_t page) {
+    if (filtered_) memory_.filter.Set(page % kFilterBits);
+    if (!memory_.marks.Set(page)) {
+      memory_.written_twice.push_back(static_cast<int32_t>(page));
+    }
+  });
+}
+
+void Scan::ClearWritten() {
+  ForEachWritten([this](int64_t, int32_t, uint32_t page) {
+    memory_.marks.ClearAround(page);
+    if (filtered_) memory_.filter.ClearAround(page % kFilterBits);
+  });
+}
+
+bool Scan::ScanTokens() {
+  bool all_sound = true, any = false;
+  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
+    if (!is_sound(seq) || !TokensInBuffer(batch_, seq)) {
+      all_sound = false;
+      continue;
+    }
+    if (RowTokensHold(batch_, seq)) continue;
+    memory_.flags[seq] |= kBadTokens;
+    any = true;
+  }
+  return any || !all_sound || !DeadTokensHold(batch_);
+}
+
+}  // namespace pagemill::internal

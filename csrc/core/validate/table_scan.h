@@ -1,0 +1,61 @@
+// One pass over the page table, compiled once per instruction set; see
+// csrc/core/isa.h for why there is only plain data here.
+#ifndef PAGEMILL_CSRC_CORE_VALIDATE_TABLE_SCAN_H_
+#define PAGEMILL_CSRC_CORE_VALIDATE_TABLE_SCAN_H_
+
+#include <cstdint>
+
+#include "csrc/core/x86.h"
+
+namespace pagemill::internal {
+
+// Page slots of a row: [begin, end) are live, of them [written, end) receive
+// this step's tokens.  A row whose lengths are bad has none.
+struct RowSlots {
+  int32_t begin;
+  int32_t written;
+  int32_t end;
+};
+
+// The marks of a pool that large still fit the first cache.  In front of more
+// marks a filter says which pages are worth a look at them: it has a bit per
+// page number modulo its size, and leaves room in that cache for the table.
+inline constexpr int64_t kMaxPagesUnfiltered = int64_t{1} << 18;
+inline constexpr uint32_t kFilterBits = uint32_t{1} << 17;
+
+struct TableScan {
+  const int32_t* page_indices;  // [num_rows, pages_per_seq]
+  int64_t pages_per_seq;
+  const RowSlots* rows;
+  int64_t num_rows;
+  uint32_t total_num_pages;
+  const uint32_t* marks;   // a bit per page written this step; or null
+  const uint32_t* filter;  // of the marks; or null, and some sets never use it
+  uint8_t* flags;          // [num_rows]
+};
+
+// A row's flags.
+inline constexpr uint8_t kBadLengths = 1;  // set before the scan
+inline constexpr uint8_t kPageOutside = 2;
+inline constexpr uint8_t kBadOwnership = 4;  // maybe, with kPageOutside
+inline constexpr uint8_t kBadTokens = 8;     // set after the scan
+
+struct TableScanner {
+  // Flags rows with a live page id out of range; with marks also rows of which
+  // not exactly the written slots name marked pages.  True when it flags any.
+  bool (*scan)(const TableScan& scan);
+  // Writes those of the row's slots [begin, end) whose page is out of range or,
+  // with marks, is marked; returns how many.
+  int64_t (*find)(const TableScan& scan, int64_t row, int64_t begin,
+                  int64_t end, int32_t* slots);
+};
+
+extern const TableScanner kPortableTableScanner;
+#if PAGEMILL_X86
+extern const TableScanner kAvx2TableScanner;
+extern const TableScanner kAvx512TableScanner;
+#endif
+
+}  // namespace pagemill::internal
+
+#endif  // PAGEMILL_CSRC_CORE_VALIDATE_TABLE_SCAN_H_

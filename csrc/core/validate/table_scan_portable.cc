@@ -1,0 +1,52 @@
+// The scan for what every machine of the architecture has.
+#include <cstdint>
+
+#include "csrc/core/validate/table_scan-inl.h"
+#include "csrc/core/validate/table_scan.h"
+
+namespace pagemill::internal {
+namespace {
+
+struct Row {
+  static constexpr int64_t kLanes = 16;
+
+  template <Lookup kLookup>
+  static RowFindings Scan(const int32_t* pages, int64_t count,
+                          const TableScan& scan) {
+    uint32_t outside = 0;
+    int64_t hits = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t page = static_cast<uint32_t>(pages[i]);
+      const uint32_t inside =
+          page < scan.total_num_pages;  // negatives are high
+      outside |= inside ^ 1;
+      if constexpr (kLookup == Lookup::kMarks) {
+        const uint32_t safe = inside != 0 ? page : 0;
+        hits += (scan.marks[safe / 32] >> (safe % 32)) & inside;
+      }
+    }
+    return {outside != 0, hits};
+  }
+
+  template <Lookup kLookup>
+  static uint32_t Notable(const int32_t* pages, int64_t count,
+                          const TableScan& scan) {
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const RowFindings found = Scan<kLookup>(pages + i, 1, scan);
+      bits |= static_cast<uint32_t>(found.outside | (found.hits != 0)) << i;
+    }
+    return bits;
+  }
+};
+
+bool ScanTable(const TableScan& scan) {
+  return scan.marks == nullptr ? ScanRows<Row, Lookup::kNone>(scan)
+                               : ScanRows<Row, Lookup::kMarks>(scan);
+}
+
+}  // namespace
+
+const TableScanner kPortableTableScanner = {ScanTable, FindSlots<Row>};
+
+}  // namespace pagemill::internal

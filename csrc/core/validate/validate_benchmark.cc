@@ -1,0 +1,148 @@
+// What proving a batch costs, per instruction set, next to reading its live
+// page slots once.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/core/batch_view.h"
+#include "csrc/core/isa.h"
+#include "csrc/core/validate.h"
+#include "csrc/core/validate/passes.h"
+
+namespace pagemill {
+namespace {
+
+constexpr int64_t kPageSize = 16;
+constexpr int64_t kOffenders = 100;
+
+// Decodes of rows that are half live; the pool is as large as the live slots,
+// and in no order.
+struct Batch {
+  Batch(int64_t seqs, int64_t width)
+      : seqs(seqs),
+        width(width),
+        kv_lens(seqs, static_cast<int32_t>(width / 2 * kPageSize)),
+        page_indices(seqs * width, -1),
+        cu_q_lens(seqs + 1) {
+    std::vector<int32_t> pages(seqs * (width / 2));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), std::mt19937(0));
+    for (int64_t seq = 0; seq < seqs; ++seq) {
+      std::copy_n(pages.begin() + seq * (width / 2), width / 2,
+                  page_indices.begin() + seq * width);
+    }
+    std::iota(cu_q_lens.begin(), cu_q_lens.end(), 0);
+  }
+
+  // Five kinds in turn, evenly spread over distinct rows.
+  void Damage() {
+    const int64_t last = width / 2 - 1;
+    for (int64_t i = 0; i < kOffenders; ++i) {
+      const int64_t seq = 1 + i * (seqs - 2) / kOffenders;
+      int32_t* row = &page_indices[seq * width];
+      const int32_t* before = row - width;
+      switch (i % 5) {
+        case 0:
+          row[seq % last] = -1;
+          break;
+        case 1:
+          kv_lens[seq] = static_cast<int32_t>(width * kPageSize + 1);
+          break;
+        case 2:
+          kv_lens[seq] = 0;  // less than its query
+          break;
+        case 3:
+          row[last] = before[0] < 0 ? before[1] : before[0];  // read there
+          break;
+        default:
+          row[0] = row[last];  // written by the row itself
+          break;
+      }
+    }
+  }
+
+  BatchView View() const {
+    return {.kv_lens = kv_lens.data(),
+            .page_indices = page_indices.data(),
+            .cu_q_lens = cu_q_lens.data(),
+            .num_seqs = seqs,
+            .max_num_seqs = seqs,
+            .pages_per_seq = width,
+            .page_size = kPageSize,
+            .total_num_pages = seqs * (width / 2),
+            .max_num_tokens = seqs};
+  }
+
+  int64_t seqs, width;
+  std::vector<int32_t> kv_lens, page_indices, cu_q_lens;
+};
+
+void Accept(benchmark::State& state, Isa isa, Level level) {
+  const Batch batch(state.range(0), state.range(1));
+  const BatchView view = batch.View();
+  for (auto _ : state) {
+    if (!internal::Accepts(view, level, isa)) {
+      state.SkipWithError("a good batch is refused");
+      break;
+    }
+  }
+}
+
+// Both passes, as Validate makes them.
+void Reject(benchmark::State& state, Isa isa, Level level) {
+  Batch batch(state.range(0), state.range(1));
+  batch.Damage();
+  const BatchView view = batch.View();
+  size_t found = 0;
+  for (auto _ : state) {
+    found = internal::Locate(view, level, isa).size();
+    benchmark::DoNotOptimize(found);
+  }
+  state.counters["offenders"] = static_cast<double>(found);
+}
+
+// The least that any check of page ids must do.
+void ReadLiveSlots(benchmark::State& state) {
+  const Batch batch(state.range(0), state.range(1));
+  for (auto _ : state) {
+    int32_t seen = 0;
+    for (int64_t seq = 0; seq < batch.seqs; ++seq) {
+      const int32_t* row = &batch.page_indices[seq * batch.width];
+      for (int64_t i = 0; i < batch.width / 2; ++i) seen |= row[i];
+    }
+    benchmark::DoNotOptimize(seen);
+  }
+}
+
+void Shapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"seqs", "pages"})
+      ->Args({256, 64})
+      ->Args({1024, 512})
+      ->Args({8192, 512})
+      ->Unit(benchmark::kMicrosecond);
+}
+
+[[maybe_unused]] const bool registered = [] {
+  Shapes(benchmark::RegisterBenchmark("ReadLiveSlots", ReadLiveSlots));
+  for (const Isa isa : Isas()) {
+    for (const Level level : {Level::kStructure, Level::kFull}) {
+      const std::string suffix =
+          std::string(level == Level::kFull ? "Full/" : "Structure/") +
+          std::string(IsaName(isa));
+      Shapes(benchmark::RegisterBenchmark(("Accept" + suffix).c_str(), Accept,
+                                          isa, level));
+      Shapes(benchmark::RegisterBenchmark(("Reject" + suffix).c_str(), Reject,
+                                          isa, level));
+    }
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace pagemill
