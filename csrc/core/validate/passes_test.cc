@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <ostream>
 #include <random>
@@ -250,11 +251,9 @@ class Generator {
     return b;
   }
 
-  void Damage(Batch& b, std::set<CheckCode>& codes_aimed_at) {
-    const int64_t kinds = static_cast<int64_t>(AllChecks().size());
-    const CheckCode code = static_cast<CheckCode>(Draw(0, kinds - 1));
-    codes_aimed_at.insert(code);
-    Damage(b, code);
+  // May miss: what it aims at can be in a dead row, or right by chance.
+  void Damage(Batch& b) {
+    Damage(b, static_cast<CheckCode>(Draw(0, std::ssize(AllChecks()) - 1)));
   }
 
  private:
@@ -276,19 +275,22 @@ class Generator {
       return at_end ? std::min(b.live(seq) - 1, last) : Draw(0, last);
     };
     switch (code) {
-      case CheckCode::kSize:
-        if (OneIn(4))
-          (OneIn(2) ? b.page_size : b.total_num_pages) = Draw(-1, 0);
+      case CheckCode::kSize: {
+        int64_t* sizes[] = {&b.page_size, &b.total_num_pages,
+                            &b.max_num_tokens};
+        if (OneIn(4)) *sizes[Draw(0, 2)] = Draw(-1, 0);
         break;
+      }
       case CheckCode::kInt32Product:
-        if (OneIn(4))
-          b.total_num_pages = kMax / std::max<int64_t>(b.page_size, 1) + 1;
+        if (!OneIn(4)) break;
+        b.total_num_pages = kMax / std::max<int64_t>(b.page_size, 1) + 1;
         break;
       case CheckCode::kNumSeqs:
         if (OneIn(4)) b.num_seqs = OneIn(2) ? -1 : rows + 1;
         break;
       case CheckCode::kDistribution:
         b.distribution = {Any(), Any(), static_cast<int32_t>(b.num_seqs)};
+        if (OneIn(2)) b.distribution = {0, 0, Any()};
         break;
       case CheckCode::kCuQLensStart:
         b.cu_q_lens[0] = Any();
@@ -321,7 +323,7 @@ class Generator {
         break;
       case CheckCode::kSlotMapping:
         if (b.slot_mapping.empty()) break;
-        b.slot_mapping[Draw(0, b.max_num_tokens - 1)] = Any();
+        b.slot_mapping[Draw(0, std::ssize(b.slot_mapping) - 1)] = Any();
         break;
       case CheckCode::kSmemBudget:
         b.smem_budget_bytes = Draw(1, 4 * 128 * 16);
@@ -352,7 +354,9 @@ class PassesTest : public testing::TestWithParam<Isa> {
   std::multiset<Fault> Compare(const Batch& batch, Level level) {
     const BatchView view = batch.View();
     const std::multiset<Fault> expected = Oracle(view, level).faults();
-    EXPECT_EQ(internal::Accepts(view, level, GetParam()), expected.empty());
+    for (int call = 0; call < 2; ++call) {  // the first leaves nothing behind
+      EXPECT_EQ(internal::Accepts(view, level, GetParam()), expected.empty());
+    }
     const std::vector<Violation> found =
         internal::Locate(view, level, GetParam());
     EXPECT_EQ(Faults(found), expected);
@@ -377,12 +381,12 @@ TEST_P(PassesTest, DamagedBatches) {
   std::map<CheckCode, int> seen, alone;
   for (int round = 0; round < 12000 && !HasFailure(); ++round) {
     Batch b = generate.Sound(round % 10 == 0 ? 70 : 6);
-    std::set<CheckCode> aims;
-    for (int64_t n = generate.Draw(1, 4); n > 0; --n) generate.Damage(b, aims);
+    for (int64_t n = generate.Draw(1, 4); n > 0; --n) generate.Damage(b);
     const Level level = generate.OneIn(3) ? Level::kStructure : Level::kFull;
     std::set<CheckCode> codes;
-    for (const Fault& fault : Compare(b, level))
+    for (const Fault& fault : Compare(b, level)) {
       codes.insert(std::get<2>(fault));
+    }
     for (const CheckCode code : codes) ++seen[code];
     if (codes.size() == 1) ++alone[*codes.begin()];
   }
@@ -418,8 +422,7 @@ TEST_P(PassesTest, CallsLeaveNoTrace) {
   for (int i = 0; i < 40; ++i) batches.push_back(generate.Sound(20));
   for (int round = 0; round < 500 && !HasFailure(); ++round) {
     Batch damaged = batches[round % 40];
-    std::set<CheckCode> aims;
-    generate.Damage(damaged, aims);
+    generate.Damage(damaged);
     Compare(damaged, Level::kFull);
     EXPECT_TRUE(Compare(batches[(round * 7 + 1) % 40], Level::kFull).empty());
   }
