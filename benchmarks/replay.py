@@ -12,10 +12,10 @@ import statistics
 import sys
 
 import numpy as np
-from demo import traces
 
 from benchmarks import harness
 from benchmarks.replay_loop import Outcome, Prompts, Replay, series
+from demo import traces
 
 
 def main(arguments: list[str]) -> int:

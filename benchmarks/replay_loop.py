@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pagemill
+
 from demo import traces
 
 BLOCK = 512  # tokens that a hash id of the trace stands for
@@ -135,9 +136,9 @@ class Replay:
 
     def _admit(self) -> None:
         planner, pool = self.planner, self.pool
-        longest = min(
-            planner.pages_per_seq, pool.total_num_pages
-        ) * pool.page_size
+        longest = (
+            min(planner.pages_per_seq, pool.total_num_pages) * pool.page_size
+        )
         while self.waiting and len(self.running) < planner.max_num_seqs:
             request = self.prompts.requests[self.waiting[0]]
             if request.prompt + request.output > longest:
@@ -148,9 +149,7 @@ class Replay:
                 max(one.prompt - one.planned, 0) for one in self.running
             )
             need = (claimed + request.prompt) // pool.page_size + 2
-            unfinished = sum(
-                one.planned < one.prompt for one in self.running
-            )
+            unfinished = sum(one.planned < one.prompt for one in self.running)
             if unfinished > 1 or (
                 self.running and need > pool.num_available_pages
             ):

@@ -40,20 +40,24 @@ std::optional<int64_t> NoneIfNegative(int64_t value) {
 
 using OptionalVector = std::optional<Input<int32_t, 1>>;
 
+// Smaller batches are proved before another thread could take the lock.
+constexpr size_t kReleaseGilAtPages = 4096;
+
 std::vector<Violation> ValidateArrays(
     const Input<int32_t, 1>& kv_lens, const Input<int32_t, 2>& page_indices,
-    const Input<int32_t, 1>& cu_q_lens, int64_t num_seqs,
+    const Input<int32_t, 1>& cu_q_lens, const Input<int32_t, 1>& num_seqs,
     const OptionalVector& distribution, const OptionalVector& slot_mapping,
     int64_t page_size, int64_t total_num_pages, int64_t max_num_tokens,
-    Level level) {
+    int level, int64_t sliding_window, int64_t smem_budget_bytes) {
   const size_t rows = page_indices.shape(0);
   if (kv_lens.shape(0) != rows || cu_q_lens.shape(0) != rows + 1 ||
-      (distribution && distribution->shape(0) != 3) ||
+      num_seqs.shape(0) != 1 || (distribution && distribution->shape(0) != 3) ||
       (slot_mapping &&
        static_cast<int64_t>(slot_mapping->shape(0)) != max_num_tokens)) {
     Raise(InvalidArgument(
-        StrCat("kv_lens, cu_q_lens, distribution and slot_mapping must have ",
-               rows, ", ", rows + 1, ", 3 and ", max_num_tokens,
+        StrCat("kv_lens, cu_q_lens, num_seqs, distribution and slot_mapping "
+               "must have ",
+               rows, ", ", rows + 1, ", 1, 3 and ", max_num_tokens,
                " entries for page_indices of ", rows, " rows.")));
   }
   const BatchView batch{
@@ -62,14 +66,17 @@ std::vector<Violation> ValidateArrays(
       .cu_q_lens = cu_q_lens.data(),
       .distribution = distribution ? distribution->data() : nullptr,
       .slot_mapping = slot_mapping ? slot_mapping->data() : nullptr,
-      .num_seqs = num_seqs,
+      .num_seqs = num_seqs.data()[0],
       .max_num_seqs = static_cast<int64_t>(rows),
       .pages_per_seq = static_cast<int64_t>(page_indices.shape(1)),
       .page_size = page_size,
       .total_num_pages = total_num_pages,
-      .max_num_tokens = max_num_tokens};
-  nb::gil_scoped_release release;
-  return Validate(batch, level);
+      .max_num_tokens = max_num_tokens,
+      .sliding_window = sliding_window,
+      .smem_budget_bytes = smem_budget_bytes};
+  std::optional<nb::gil_scoped_release> release;
+  if (page_indices.size() >= kReleaseGilAtPages) release.emplace();
+  return Validate(batch, static_cast<Level>(level));
 }
 
 void BindTypes(nb::module_& m) {
@@ -79,7 +86,7 @@ void BindTypes(nb::module_& m) {
     code.value(PythonName(info.name).c_str(), info.code,
                std::string(info.rule).c_str());
   }
-  nb::enum_<Level>(m, "Level", "How much is checked.")
+  nb::enum_<Level>(m, "Level", nb::is_arithmetic(), "How much is checked.")
       .value("STRUCTURE", Level::kStructure,
              "Lengths, order, ranges and capacities.")
       .value("FULL", Level::kFull,
@@ -129,9 +136,10 @@ void BindValidate(nb::module_& m) {
       },
       "Every check: (code, level, what must hold, what to do otherwise).");
   m.def("validate", &ValidateArrays, "kv_lens"_a, "page_indices"_a,
-        "cu_q_lens"_a, "num_seqs"_a, "distribution"_a = nb::none(),
-        "slot_mapping"_a = nb::none(), nb::kw_only(), "page_size"_a,
-        "total_num_pages"_a, "max_num_tokens"_a, "level"_a,
+        "cu_q_lens"_a, "num_seqs"_a, "distribution"_a.none(),
+        "slot_mapping"_a.none(), "page_size"_a, "total_num_pages"_a,
+        "max_num_tokens"_a, "level"_a, "sliding_window"_a,
+        "smem_budget_bytes"_a,
         "All violations of a batch; empty when it is valid.");
   m.def(
       "format_violations",

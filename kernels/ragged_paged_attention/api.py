@@ -122,7 +122,7 @@ def ragged_paged_attention(
             "keys and values, or neither."
         )
     batch = _as_batch(batch, metadata, q, kv_pages)
-    _prove_known(batch)
+    _prove_known(batch, sliding_window or 0)
     if k is not None:
         kv_pages = update.update_kv_pages(
             *map(jnp.asarray, (kv_pages, k, v, _slots(batch)))
@@ -245,11 +245,11 @@ def _as_batch(
     )
 
 
-def _prove_known(batch: RaggedBatch) -> None:
+def _prove_known(batch: RaggedBatch, sliding_window: int = 0) -> None:
     """Outside of jit wrong values raise before anything is written."""
     arrays = (getattr(batch, name) for name in ARRAYS)
     if all(known(array) for array in arrays if array is not None):
-        prove(batch, "structure")
+        prove(batch, "structure", sliding_window)
 
 
 def _slots(batch: RaggedBatch) -> Any:

@@ -10,14 +10,14 @@ import numpy as np
 from pagemill.errors import Problem
 from pagemill.kernels.ragged_paged_attention import tuning as tuning_lib
 from pagemill.kernels.ragged_paged_attention.tuning import LANES, KernelShape
-from pagemill.params import Tuning
+from pagemill.params import SMEM_BYTES, SMEM_RESERVE, Tuning
 
 # What the compiler grants a kernel by default, on the generations where that
 # is least.
 VMEM_DEFAULT = 16 * 2**20
 # Scalar operands lie in scalar memory whole, on every generation; the compiler
 # keeps a few KiB to itself.
-SMEM_LIMIT = 2**20 - 8 * 2**10
+SMEM_LIMIT = min(SMEM_BYTES.values()) - SMEM_RESERVE
 
 
 def tpu_limits(call: Mapping[str, Any]) -> Iterator[Problem]:

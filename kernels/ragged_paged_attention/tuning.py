@@ -16,10 +16,7 @@ _MANY_TOKENS, _MANY_QUERIES = 512, 32
 # least. Fitted blocks stay well below it.
 _VMEM_BUDGET = 8 * 2**20
 VMEM_DEFAULT = 16 * 2**20
-# Scalar operands lie in SMEM whole, each rounded up; the compiler keeps a
-# few KiB for itself.
-SMEM_BYTES = 2**20
-SMEM_RESERVE = 8 * 2**10
+# Scalar operands lie in SMEM whole, each rounded up.
 _SMEM_GRANULE = 2**10
 
 

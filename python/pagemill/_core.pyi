@@ -61,7 +61,10 @@ class CheckCode(enum.IntEnum):
     slot_mapping is page * page_size + offset for live tokens, -1 for dead ones
     """
 
-class Level(enum.Enum):
+    SMEM_BUDGET = 16
+    """kv_lens, page_indices and cu_q_lens fit the kernel's scalar memory"""
+
+class Level(enum.IntEnum):
     """How much is checked."""
 
     STRUCTURE = 0
@@ -103,7 +106,7 @@ class Violation:
 def checks() -> list[tuple[CheckCode, Level, str, str]]:
     """Every check: (code, level, what must hold, what to do otherwise)."""
 
-def validate(kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: int, distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, *, page_size: int, total_num_pages: int, max_num_tokens: int, level: Level) -> list[Violation]:
+def validate(kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, page_size: int, total_num_pages: int, max_num_tokens: int, level: int, sliding_window: int, smem_budget_bytes: int) -> list[Violation]:
     """All violations of a batch; empty when it is valid."""
 
 def format_violations(violations: Sequence[Violation]) -> str:

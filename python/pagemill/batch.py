@@ -117,7 +117,11 @@ ARRAYS = (
     "distribution",
     "slot_mapping",
 )
-LEVELS = {"structure": _core.Level.STRUCTURE, "full": _core.Level.FULL}
+# As the core numbers them.
+LEVELS = {
+    "structure": int(_core.Level.STRUCTURE),
+    "full": int(_core.Level.FULL),
+}
 STATICS = ("page_size", "total_num_pages", "max_num_tokens")
 
 
@@ -194,35 +198,45 @@ def _require_int32_values(name: str, array: np.ndarray[Any, Any]) -> None:
     raise PagemillError(f"{first.message} {first.remedy}{more}", problems)
 
 
-def prove(batch: RaggedBatch, level: str) -> None:
+def prove(
+    batch: RaggedBatch,
+    level: str,
+    sliding_window: int = 0,
+    smem_budget_bytes: int = 0,
+) -> None:
     """Checks the values of a batch whose arrays are on the host.
 
     Args:
       batch: the batch.
       level: a key of LEVELS.
+      sliding_window: keys that a query sees, itself included; 0 for all.
+      smem_budget_bytes: scalar memory of a kernel; 0 for any.
 
     Raises:
       PagemillError: with every violation.
     """
-
-    def host(name: str) -> Any:
-        value = getattr(batch, name)
-        return None if value is None else np.ascontiguousarray(value)
-
     violations = _core.validate(
-        host("kv_lens"),
-        host("page_indices"),
-        host("cu_q_lens"),
-        int(host("num_seqs")[0]),
-        host("distribution"),
-        host("slot_mapping"),
-        page_size=batch.page_size,
-        total_num_pages=batch.total_num_pages,
-        max_num_tokens=batch.max_num_tokens,
-        level=LEVELS[level],
+        *(batch.__dict__.get("_host") or _host_arguments(batch)),
+        LEVELS[level],
+        sliding_window,
+        smem_budget_bytes,
     )
     if violations:
         raise PagemillError(_core.format_violations(violations), violations)
+
+
+def _host_arguments(batch: RaggedBatch) -> tuple[Any, ...]:
+    """What the core takes; kept where the arrays are numpy's for good."""
+    arrays = [getattr(batch, name) for name in ARRAYS]
+    arguments = (
+        *(a if a is None else np.ascontiguousarray(a) for a in arrays),
+        batch.page_size,
+        batch.total_num_pages,
+        batch.max_num_tokens,
+    )
+    if all(new is old for new, old in zip(arguments, arrays, strict=False)):
+        object.__setattr__(batch, "_host", arguments)
+    return arguments
 
 
 def known(array: Any) -> bool:

@@ -38,3 +38,9 @@ class Tuning:
     num_kv_pages_per_block: int | None = None
     num_queries_per_block: int | None = None
     vmem_limit_bytes: int | None = None
+
+
+# Scalar memory of a TensorCore by TPU generation, in bytes. A kernel's scalar
+# operands, the page table above all, must fit; the compiler keeps a little.
+SMEM_BYTES = dict.fromkeys(("v4", "v5e", "v5p", "v6e", "7x"), 2**20)
+SMEM_RESERVE = 8 * 2**10

@@ -10,6 +10,8 @@ import numpy as np
 from pagemill import _core
 from pagemill.batch import ARRAYS, LEVELS, RaggedBatch, prove
 from pagemill.errors import PagemillError
+from pagemill.params import SMEM_BYTES, SMEM_RESERVE
+from pagemill.pool import as_count
 
 CheckCode = _core.CheckCode
 
@@ -26,6 +28,8 @@ def validate(
     page_size: int | None = None,
     total_num_pages: int | None = None,
     max_num_tokens: int | None = None,
+    sliding_window: int | None = None,
+    tpu: str | None = None,
     level: Literal["structure", "full"] = "full",
 ) -> None:
     """Checks every invariant of a batch and names all that are broken.
@@ -44,6 +48,10 @@ def validate(
       page_size: tokens per page.
       total_num_pages: pages in the KV cache.
       max_num_tokens: rows of the token buffer.
+      sliding_window: number of keys that a query sees, itself included; page
+        slots that a row's window has passed may then hold anything.
+      tpu: a TPU generation (a key of ``pagemill.params.SMEM_BYTES``) whose
+        scalar memory must hold the metadata; checked at level ``"full"``.
       level: ``"structure"`` checks lengths, order, ranges and capacities;
         ``"full"`` also page ownership (a page written this step belongs to one
         sequence, shared pages are read only) and that decode and prefill
@@ -53,23 +61,58 @@ def validate(
       PagemillError: with every violation, in order, in ``.violations``.
     """
     require_level(level)
-    bare = {
-        "kv_lens": kv_lens,
-        "page_indices": page_indices,
-        "cu_q_lens": cu_q_lens,
-        "num_seqs": num_seqs,
-        "distribution": distribution,
-        "slot_mapping": slot_mapping,
-        "page_size": page_size,
-        "total_num_pages": total_num_pages,
-        "max_num_tokens": max_num_tokens,
-    }
-    if batch is None:
-        batch = _make_batch(bare)
-    else:
-        _refuse_both(batch, bare)
-    _refuse_unknown_values(batch)
-    prove(batch, level)
+    window = 0 if sliding_window is None else _window(sliding_window)
+    budget = 0 if tpu is None else _smem_budget(tpu)
+    given = not (
+        kv_lens
+        is page_indices
+        is cu_q_lens
+        is num_seqs
+        is distribution
+        is slot_mapping
+        is page_size
+        is total_num_pages
+        is max_num_tokens
+        is None
+    )
+    # Otherwise it was looked at before: a batch of numpy arrays.
+    if given or type(batch) is not RaggedBatch or "_host" not in vars(batch):
+        bare = {
+            "kv_lens": kv_lens,
+            "page_indices": page_indices,
+            "cu_q_lens": cu_q_lens,
+            "num_seqs": num_seqs,
+            "distribution": distribution,
+            "slot_mapping": slot_mapping,
+            "page_size": page_size,
+            "total_num_pages": total_num_pages,
+            "max_num_tokens": max_num_tokens,
+        }
+        if batch is None:
+            batch = _make_batch(bare)
+        else:
+            _refuse_both(batch, bare)
+        _refuse_unknown_values(batch)
+    prove(batch, level, window, budget)
+
+
+def _window(value: Any) -> int:
+    window = as_count("sliding_window", value)
+    if not 0 < window < 2**31:
+        raise PagemillError(
+            f"sliding_window={window} must be in range [1, 2147483647]. Count "
+            "the keys that a query sees, itself included, or pass None."
+        )
+    return window
+
+
+def _smem_budget(tpu: Any) -> int:
+    if tpu not in SMEM_BYTES:
+        raise PagemillError(
+            f"tpu={tpu!r} must be one of {', '.join(SMEM_BYTES)}. Name the "
+            "generation that the kernel will run on."
+        )
+    return SMEM_BYTES[tpu] - SMEM_RESERVE
 
 
 def require_level(level: Any) -> None:

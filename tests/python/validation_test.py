@@ -426,3 +426,51 @@ def test_c91_cheap_and_complete() -> None:
     assert named & {99, 100}
     assert len(found) == 5, [v.message for v in found]
     assert [v.sequence for v in found] == sorted(v.sequence for v in found)
+
+
+def test_c89_window_rows_pass_only_with_the_window() -> None:
+    # Slots 0 and 1 were given back and belong to the second row by now.
+    arrays: dict[str, Any] = {
+        "kv_lens": [100, 20],
+        "page_indices": [[5, 6, 2, 3, 4, 7, 8], [5, 6, 0, 0, 0, 0, 0]],
+        "cu_q_lens": [0, 1, 5],
+        "num_seqs": 2,
+        "page_size": 16,
+        "total_num_pages": 16,
+        "max_num_tokens": 8,
+    }
+    pagemill.validate(**arrays, sliding_window=32)
+    with pytest.raises(PagemillError, match="page 6 is written") as caught:
+        pagemill.validate(**arrays)
+    assert caught.value.violations[0].sequence == 0
+    arrays["page_indices"][0][:2] = [-1, 99]
+    pagemill.validate(**arrays, sliding_window=32)
+    with pytest.raises(PagemillError, match=r"page_indices\[0, 0\]=-1"):
+        pagemill.validate(**arrays)
+
+
+@pytest.mark.parametrize("window", [0, -1, 2**31, 1.5, True])
+def test_bad_windows(window: Any) -> None:
+    with pytest.raises(PagemillError, match="sliding_window"):
+        pagemill.validate(**metadata(), sliding_window=window)
+
+
+def test_smem_budget_of_a_tpu() -> None:
+    large = {
+        "kv_lens": np.zeros(1024, np.int32),
+        "page_indices": np.zeros((1024, 512), np.int32),
+        "cu_q_lens": np.zeros(1025, np.int32),
+        "num_seqs": 0,
+        "page_size": 16,
+        "total_num_pages": 16,
+        "max_num_tokens": 8,
+    }
+    pagemill.validate(**large)
+    pagemill.validate(**large, tpu="v6e", level="structure")
+    with pytest.raises(
+        PagemillError, match=r"Used 2\.\d+M of 0\.99M smem"
+    ) as e:
+        pagemill.validate(**large, tpu="v6e")
+    assert e.value.violations[0].code == CheckCode.SMEM_BUDGET
+    with pytest.raises(PagemillError, match="tpu='v3' must be one of v4"):
+        pagemill.validate(**large, tpu="v3")

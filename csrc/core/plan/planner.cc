@@ -84,25 +84,21 @@ Planner::Planner(std::shared_ptr<PagePool> pool, PlannerOptions options)
     : pool_(std::move(pool)),
       options_(std::move(options)),
       order_(options_.prefill_chunk, options_.keep_rows),
-      marks_(options_.sizes.max_num_seqs),
+      layouts_(options_.sizes.max_num_seqs),
+      lengths_(options_.sizes.max_num_seqs),
       mirror_(options_.track_delta ? options_.sizes.max_num_seqs : 0) {
   buffers_.resize(options_.ring);  // each made when a step first needs it
 }
 
-Result<int64_t> Planner::CheckCounts(std::span<const int32_t> counts) const {
+Status Planner::CheckCounts(std::span<const int32_t> counts, int64_t total,
+                            int32_t least) const {
   const PlanSizes& sizes = options_.sizes;
   if (static_cast<int64_t>(counts.size()) > sizes.max_num_seqs) {
     return InvalidArgument(StrCat(
         counts.size(), " sequences must be less or equal to max_num_seqs=",
         sizes.max_num_seqs, ". Split the step, or use a larger planner."));
   }
-  int64_t total = 0;
-  int32_t least = 1;
-  for (int32_t count : counts) {
-    total += count;
-    least = std::min(least, count);
-  }
-  if (least >= 1 && total <= sizes.max_num_tokens) return total;
+  if (least >= 1 && total <= sizes.max_num_tokens) return Status();
   total = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] < 1) {
@@ -119,7 +115,7 @@ Result<int64_t> Planner::CheckCounts(std::span<const int32_t> counts) const {
     }
     total += counts[i];
   }
-  return total;
+  return Status();
 }
 
 StepBuffer* Planner::FindFree(int32_t* index) {
@@ -145,8 +141,15 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
     return InvalidArgument(StrCat("handles and counts differ in length: ",
                                   handles.size(), " and ", counts.size(), "."));
   }
-  const Result<int64_t> total = CheckCounts(counts);
-  if (!total.ok()) return total.status();
+  int64_t total = 0;
+  int32_t least = 1;
+  for (int32_t count : counts) {
+    total += count;
+    least = std::min(least, count);
+  }
+  if (Status status = CheckCounts(counts, total, least); !status.ok()) {
+    return status;
+  }
   Planned planned;
   StepBuffer* buffer = FindFree(&planned.buffer);
   if (buffer == nullptr) {
@@ -156,7 +159,7 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
         "abort steps and retire them with an output of their computation, or "
         "use a larger ring."));
   }
-  order_.Assign(handles, counts);
+  order_.Assign(handles, counts, total == static_cast<int64_t>(counts.size()));
   SetRows(handles, counts, *buffer);
   delta_.indices.clear();
   delta_.pages.clear();
@@ -167,7 +170,7 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
   buffer->Finish(order_.prefill_end());
   order_.Accept(handles);
   planned.seq_bucket = BucketOf(options_.seq_buckets, buffer->num_seqs());
-  planned.token_bucket = BucketOf(options_.token_buckets, total.value());
+  planned.token_bucket = BucketOf(options_.token_buckets, total);
   return planned;
 }
 
@@ -190,7 +193,8 @@ Status Planner::PlaceRows(StepBuffer& buffer) {
                        [&](size_t row, const PagePool::Placed& seq) {
                          buffer.WriteRow(row, seq);
                          if (options_.track_delta) AddDelta(row, seq);
-                         marks_[row] = {seq.sequence.layout, seq.length()};
+                         layouts_[row] = seq.sequence.layout;
+                         lengths_[row] = seq.length();
                        });
   if (!status.ok()) return status;
   for (const auto& other : buffers_) {
@@ -222,13 +226,12 @@ bool Planner::RepeatDecodes(StepBuffer& buffer) {
     }
     buffer.ClearStale();
   };
-  if (!pool_->RepeatStep(std::span(marks_).first(rows),
+  if (!pool_->RepeatStep({layouts_.data(), lengths_.data()},
                          options_.sizes.pages_per_seq, step,
                          buffer.field(Field::kSlotMapping), sync_tables)) {
     return false;
   }
-  for (size_t row = 0; row < rows; ++row)
-    marks_[row].length = step.lengths[row];
+  std::copy_n(step.lengths, rows, lengths_.data());
   buffer.WriteDecodes();
   return true;
 }

@@ -76,7 +76,8 @@ class Planner {
  private:
   Planner(std::shared_ptr<PagePool> pool, PlannerOptions options);
 
-  Result<int64_t> CheckCounts(std::span<const int32_t> counts) const;
+  Status CheckCounts(std::span<const int32_t> counts, int64_t total,
+                     int32_t least) const;
   StepBuffer* FindFree(int32_t* index);
   void SetRows(std::span<const SequenceHandle> handles,
                std::span<const int32_t> counts, StepBuffer& buffer);
@@ -89,7 +90,9 @@ class Planner {
   std::mutex mutex_;
   RowOrder order_;
   std::vector<std::unique_ptr<StepBuffer>> buffers_;
-  std::vector<PagePool::RowMark> marks_;  // of the last step, by row
+  // How the last step left its rows' sequences.
+  std::vector<int64_t> layouts_;
+  std::vector<int32_t> lengths_;
   std::vector<RowState> mirror_;
   TableDelta delta_;
 };

@@ -13,19 +13,12 @@ int32_t RowOrder::PreviousRow(SequenceHandle handle) const {
   return same ? row : -1;
 }
 
-// The common case: the same sequences decode once more.
-bool RowOrder::IsRepeatedDecode(std::span<const SequenceHandle> handles,
-                                std::span<const int32_t> counts) const {
-  return accepted_ && decodes_only_ &&
-         std::equal(handles.begin(), handles.end(), requests_.begin(),
-                    requests_.end()) &&
-         std::all_of(counts.begin(), counts.end(),
-                     [](int32_t count) { return count == 1; });
-}
-
 void RowOrder::Assign(std::span<const SequenceHandle> handles,
-                      std::span<const int32_t> counts) {
-  repeated_ = IsRepeatedDecode(handles, counts);
+                      std::span<const int32_t> counts, bool ones) {
+  // The common case: the same sequences decode once more.
+  repeated_ = ones && accepted_ && decodes_only_ &&
+              std::equal(handles.begin(), handles.end(), requests_.begin(),
+                         requests_.end());
   if (repeated_) return;
   accepted_ = false;
   ++version_;

@@ -23,9 +23,9 @@ class RowOrder {
   RowOrder(int64_t prefill_chunk, bool keep_rows)
       : prefill_chunk_(prefill_chunk), keep_rows_(keep_rows) {}
 
-  // Row r is for request order()[r].
+  // Row r is for request order()[r].  ones: all counts are 1.
   void Assign(std::span<const SequenceHandle> handles,
-              std::span<const int32_t> counts);
+              std::span<const int32_t> counts, bool ones);
   // The assigned rows are those of a step: the next one starts from them.
   void Accept(std::span<const SequenceHandle> handles);
 
@@ -44,8 +44,6 @@ class RowOrder {
     return count == 1 ? 0 : count == prefill_chunk_ ? 1 : 2;
   }
   int32_t PreviousRow(SequenceHandle handle) const;
-  bool IsRepeatedDecode(std::span<const SequenceHandle> handles,
-                        std::span<const int32_t> counts) const;
 
   const int64_t prefill_chunk_;
   const bool keep_rows_;

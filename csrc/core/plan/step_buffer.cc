@@ -1,6 +1,7 @@
 #include "csrc/core/plan/step_buffer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <utility>
 
@@ -50,16 +51,20 @@ void StepBuffer::WriteRow(size_t row, const PagePool::Placed& seq) {
 }
 
 void StepBuffer::WriteDecodes() {
-  const PageGeometry geometry = pool_.geometry();
-  const int64_t page_size = geometry.page_size();
   const int32_t* kv_lens = field(Field::kKvLens);
   int32_t* positions = field(Field::kPositions);
   int32_t* slots = field(Field::kSlotMapping);
-  for (int64_t row = 0; row < rows_; ++row) {
-    const int64_t position = kv_lens[row] - 1;
-    positions[row] = static_cast<int32_t>(position);
-    slots[row] = static_cast<int32_t>(
-        (slots[row] - geometry.FullSlots(position)) * page_size + position);
+  const PageGeometry& geometry = pool_.geometry();
+  const int32_t page_size = static_cast<int32_t>(geometry.page_size());
+  for (int32_t row = 0; row < rows_; ++row) positions[row] = kv_lens[row] - 1;
+  if (std::has_single_bit(static_cast<uint32_t>(page_size))) {
+    for (int32_t row = 0; row < rows_; ++row) {
+      slots[row] = slots[row] * page_size + (positions[row] & (page_size - 1));
+    }
+  } else {
+    for (int32_t row = 0; row < rows_; ++row) {
+      slots[row] = slots[row] * page_size + positions[row] % page_size;
+    }
   }
 }
 

@@ -148,22 +148,22 @@ class PagePool {
     return Status();
   }
 
-  // What a decode step can count on for a row of the one before.
-  struct RowMark {
-    int64_t layout;
-    int32_t length;
+  // How a step left its rows' sequences: Sequence::layout and their lengths.
+  struct Left {
+    const int64_t* layouts;
+    const int32_t* lengths;
   };
   // The quick way to append one token to each sequence: for the sequences of a
-  // step that succeeded, when nobody has touched them since (`marks` says how
-  // they were left), no other step is open and there is one KV group without a
-  // window.  Writes the last page of each row to tails, then calls
-  // finish(placed) while the pool is locked, with placed(row) as above.  False,
-  // with nothing changed, when BeginStep must look closer.
+  // step that succeeded, when nobody has touched them since, no other step is
+  // open and there is one KV group without a window.  Writes the last page of
+  // each row to tails, then calls finish(placed) while the pool is locked, with
+  // placed(row) as above.  False, with nothing changed, when BeginStep must
+  // look closer.
   template <typename Finish>
-  bool RepeatStep(std::span<const RowMark> marks, int64_t max_pages,
-                  PoolStep& step, int32_t* tails, Finish finish) {
+  bool RepeatStep(Left left, int64_t max_pages, PoolStep& step, int32_t* tails,
+                  Finish finish) {
     std::lock_guard lock(mutex_);
-    if (!AppendOnes(marks, max_pages, step, tails)) return false;
+    if (!AppendOnes(left, max_pages, step, tails)) return false;
     finish([&](size_t row) {
       const SequenceHandle handle = step.handles[row];
       return Placed{handle, sequences_[SlotOf(handle)]};
@@ -254,8 +254,7 @@ class PagePool {
                  int64_t max_pages, bool twice) const;
   void OpenStep(PoolStep& step);
   void Place(Sequence& seq, size_t row, PoolStep& step);
-  bool AppendOnes(std::span<const RowMark> marks, int64_t max_pages,
-                  PoolStep& step, int32_t* tails);
+  bool AppendOnes(Left left, int64_t max_pages, PoolStep& step, int32_t* tails);
   void TakeForOnes(const PoolStep& step, int32_t* tails);
   void UndoOnes(const PoolStep& step, size_t rows);
   Status CheckUndo(const PoolStep& step, size_t row, int32_t kept,

@@ -97,8 +97,8 @@ void PagePool::Place(Sequence& seq, size_t row, PoolStep& step) {
   }
 }
 
-bool PagePool::AppendOnes(std::span<const RowMark> marks, int64_t max_pages,
-                          PoolStep& step, int32_t* tails) {
+bool PagePool::AppendOnes(Left left, int64_t max_pages, PoolStep& step,
+                          int32_t* tails) {
   const size_t rows = step.handles.size();
   // Each row takes a page at most: then none is evicted, and all can be undone.
   if (!open_steps_.empty() || num_groups_ > 1 || has_windows_ ||
@@ -118,7 +118,7 @@ bool PagePool::AppendOnes(std::span<const RowMark> marks, int64_t max_pages,
     Sequence& seq = sequences[SlotOf(handles[row])];
     const int32_t before = seq.length;
     const bool full = geometry.IsFull(before);
-    if ((seq.layout != marks[row].layout) | (before != marks[row].length) |
+    if ((seq.layout != left.layouts[row]) | (before != left.lengths[row]) |
         (before >= max_length) | !(full || is_private(seq.tail))) [[unlikely]] {
       UndoOnes(step, row);
       return false;
