@@ -6,6 +6,7 @@ are absent is reported as absent.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import statistics
@@ -132,8 +133,8 @@ def validation() -> Iterator[Row]:
         peers = _validators(batch)
         found = interleaved_us(
             [
-                ("ours", lambda b=batch: pagemill.validate(b), calls),
-                ("bad", lambda b=bad: _count_faults(b), calls),
+                ("ours", functools.partial(pagemill.validate, batch), calls),
+                ("bad", functools.partial(_count_faults, bad), calls),
                 *((name, call, max(calls // 6, 3)) for name, call in peers),
             ]
         )
@@ -227,7 +228,7 @@ def _cpp_benchmark() -> dict[str, float]:
         for folder in sys.path
         if (path := pathlib.Path(folder, _POOL_BENCHMARK)).is_file()
     )
-    text = subprocess.run(
+    text = subprocess.run(  # noqa: S603: a program of this build
         [
             str(program),
             "--benchmark_format=json",
@@ -283,7 +284,9 @@ def _free_request() -> Iterator[Row]:
     calls: list[Any] = [("ours", lambda: held.close(waiting.pop()), 50)]
     if sglang_jax_pool is not None:
         allocator = sglang_jax_pool.make_allocator(pages, batches.PAGE_SIZE)
-        slots = [sglang_jax_pool.alloc(allocator, tokens) for _ in range(40)]
+        slots: list[Any] = [
+            sglang_jax_pool.alloc(allocator, tokens) for _ in range(40)
+        ]
         calls.append(
             (_SGLANG, lambda: sglang_jax_pool.free(allocator, slots.pop()), 4)
         )

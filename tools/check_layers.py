@@ -36,7 +36,7 @@ IMPORTS = {
     ),
     "python/pagemill/testing": _CORE,
     "demo": (*_CORE, "rich", "pagemill", "demo"),
-    "benchmarks": (*_CORE, "numba", "pagemill", "benchmarks"),
+    "benchmarks": (*_CORE, "numba", "pagemill", "benchmarks", "demo"),
 }
 # Folders of programs over the package.
 PROGRAMS = ("demo", "benchmarks")
