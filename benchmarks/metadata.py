@@ -228,7 +228,7 @@ def _cpp_benchmark() -> dict[str, float]:
         for folder in sys.path
         if (path := pathlib.Path(folder, _POOL_BENCHMARK)).is_file()
     )
-    text = subprocess.run(  # noqa: S603: a program of this build
+    text = subprocess.run(  # noqa: S603
         [
             str(program),
             "--benchmark_format=json",

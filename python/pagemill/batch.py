@@ -215,12 +215,13 @@ def prove(
     Raises:
       PagemillError: with every violation.
     """
-    violations = _core.validate(
+    arguments: tuple[Any, ...] = (
         *(batch.__dict__.get("_host") or _host_arguments(batch)),
         LEVELS[level],
         sliding_window,
         smem_budget_bytes,
     )
+    violations = _core.validate(*arguments)
     if violations:
         raise PagemillError(_core.format_violations(violations), violations)
 
