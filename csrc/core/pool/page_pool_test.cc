@@ -524,5 +524,18 @@ TEST(PagePoolTest, IsSafeFromSeveralThreads) {
   EXPECT_TRUE(pool->Audit().ok());
 }
 
+TEST(PagePoolTest, TokensToldWhileSwappedOutPublishNoPage) {
+  auto pool = MakePool(4, 4);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
+  const SequenceHandle a = Open(*pool);
+  ASSERT_TRUE(Append(*pool, a, 4).ok());
+  ASSERT_TRUE(pool->BeginSwapOut(a).ok());
+  ASSERT_TRUE(pool->EndSwapOut(a).ok());
+  const SequenceHandle b = Open(*pool);
+  ASSERT_TRUE(Append(*pool, b, 4).ok());  // in the page that was a's
+  ASSERT_TRUE(pool->Extend(a, tokens).ok());
+  EXPECT_EQ(pool->Probe(tokens, {}), 0);
+}
+
 }  // namespace
 }  // namespace pagemill
