@@ -263,17 +263,13 @@ class PagePool {
   void CommitRow(const PoolStep& step, size_t row, int32_t kept);
   // Where the step's tokens that are left end.
   static int32_t EndOf(const PoolStep& step, size_t row, const Sequence& seq);
-  // Once the step is closed, what a sequence still waits for.
-  void FallBack(const PoolStep& step, Sequence& seq, int32_t before) const;
   void EndStep(PoolStep& step);
-  bool IsOpen(int64_t step) const {
-    return std::find(open_steps_.begin(), open_steps_.end(), step) !=
-           open_steps_.end();
-  }
   // Tokens of committed steps.  Sequences are not visited when a step commits:
-  // until it does, `committed` holds what was before it.
+  // until it and those before it are closed, `committed` holds what is known.
   int32_t Committed(const Sequence& seq) const {
-    return IsOpen(seq.last_step) ? seq.committed : seq.length;
+    const bool waits =
+        !open_steps_.empty() && open_steps_.front() <= seq.last_step;
+    return waits ? seq.committed : seq.length;
   }
 
   // The sequence if it is open, else null.

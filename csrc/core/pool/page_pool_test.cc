@@ -537,5 +537,20 @@ TEST(PagePoolTest, TokensToldWhileSwappedOutPublishNoPage) {
   EXPECT_EQ(pool->Probe(tokens, {}), 0);
 }
 
+TEST(PagePoolTest, StepsCommittedOutOfOrderShowNoTokenEarly) {
+  auto pool = MakePool(8, 4);
+  const SequenceHandle a = Open(*pool), b = Open(*pool);
+  Step first(a, 4), other(b, 1), second(a, 4);
+  for (Step* step : {&first, &other, &second}) {
+    ASSERT_TRUE(step->Begin(*pool).ok());
+  }
+  for (Step* step : {&second, &other}) {
+    ASSERT_TRUE(pool->CommitStep(step->step, {}).ok());
+    EXPECT_EQ(pool->CommittedLength(a).value(), 0);
+  }
+  ASSERT_TRUE(pool->CommitStep(first.step, {}).ok());
+  EXPECT_EQ(pool->CommittedLength(a).value(), 8);
+}
+
 }  // namespace
 }  // namespace pagemill

@@ -1,7 +1,6 @@
 // Steps of a PagePool: reserve, commit, abort, retire.
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 
 #include "csrc/core/pool/page_pool.h"
 #include "csrc/core/str_cat.h"
@@ -171,15 +170,6 @@ int32_t PagePool::EndOf(const PoolStep& step, size_t row, const Sequence& seq) {
   return step.lengths[row];
 }
 
-void PagePool::FallBack(const PoolStep& step, Sequence& seq,
-                        int32_t before) const {
-  if (seq.last_step != step.id || seq.committed >= before) return;
-  // Some step before has brought tokens: at the latest the last one open.
-  const auto later =
-      std::lower_bound(open_steps_.begin(), open_steps_.end(), step.id);
-  if (later != open_steps_.begin()) seq.last_step = *std::prev(later);
-}
-
 // Tokens at the end can be taken back only while nothing stands on them.
 Status PagePool::CheckUndo(const PoolStep& step, size_t row, int32_t kept,
                            const char* what) {
@@ -237,8 +227,11 @@ void PagePool::CommitRow(const PoolStep& step, size_t row, int32_t kept) {
     Shrink(*seq, end);
     Forget(*seq, end);
   }
-  if (seq->last_step > step.id) seq->committed = std::max(seq->committed, end);
-  FallBack(step, *seq, before);
+  if (seq->last_step > step.id) {
+    seq->committed = std::max(seq->committed, end);
+  } else if (seq->last_step == step.id && seq->committed >= before) {
+    seq->last_step = -1;  // else it waits for steps before this one
+  }
   const int64_t from = SlotsFor(before), to = SlotsFor(end);
   if (num_groups_ == 1 && to - from <= 1 && to == SlotsFor(seq->length)) {
     if (to > from) pages_.Commit(seq->tail);  // as decodes do
@@ -266,7 +259,9 @@ Status PagePool::AbortStep(PoolStep& step) {
     if (EndOf(step, row, *seq) > step.before(row)) {
       Shrink(*seq, step.before(row));
     }
-    FallBack(step, *seq, seq->length);
+    if (seq->last_step == step.id && seq->committed >= seq->length) {
+      seq->last_step = -1;
+    }
   }
   return Status();
 }
