@@ -552,5 +552,21 @@ TEST(PagePoolTest, StepsCommittedOutOfOrderShowNoTokenEarly) {
   EXPECT_EQ(pool->CommittedLength(a).value(), 8);
 }
 
+TEST(PagePoolTest, WhatACommitTakesBackIsNoLaterStepsEither) {
+  auto pool = MakePool(8, 3);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4};
+  const SequenceHandle a = Open(*pool);
+  Step first(a, 4), second(a, 4), third(a, 3);
+  ASSERT_TRUE(first.Begin(*pool).ok());
+  ASSERT_TRUE(second.Begin(*pool).ok());
+  ASSERT_TRUE(pool->Truncate(a, 3).ok());
+  ASSERT_TRUE(pool->CommitStep(first.step, std::vector<int32_t>{2}).ok());
+  ASSERT_TRUE(third.Begin(*pool).ok());
+  ASSERT_TRUE(pool->CommitStep(second.step, {}).ok());
+  EXPECT_EQ(pool->CommittedLength(a).value(), 2);
+  ASSERT_TRUE(pool->Extend(a, tokens).ok());
+  EXPECT_EQ(pool->Probe(tokens, {}), 0);
+}
+
 }  // namespace
 }  // namespace pagemill

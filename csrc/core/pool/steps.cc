@@ -224,6 +224,7 @@ void PagePool::CommitRow(const PoolStep& step, size_t row, int32_t kept) {
   const int32_t left = EndOf(step, row, *seq);
   const int32_t end = std::min(before + kept, left);
   if (end < left) {
+    NoteTruncation(*seq, end);
     Shrink(*seq, end);
     Forget(*seq, end);
   }
@@ -257,6 +258,7 @@ Status PagePool::AbortStep(PoolStep& step) {
     Sequence* seq = Alive(step.handles[row]);
     if (seq == nullptr) continue;
     if (EndOf(step, row, *seq) > step.before(row)) {
+      NoteTruncation(*seq, step.before(row));
       Shrink(*seq, step.before(row));
     }
     if (seq->last_step == step.id && seq->committed >= seq->length) {
