@@ -231,6 +231,7 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
             : pending_[from.pending].copies[i - shared].source;
     pages_.Share(source);
     to.pages()[i] = pages_.Take();
+    pages_.Commit(to.pages()[i]);  // no step will
     copies.push_back({source, to.pages()[i]});
   }
   SetTail(to);
@@ -299,6 +300,7 @@ void PagePool::OwnLastSlot(SequenceHandle handle, Sequence& seq) {
     // The sequence's own reference becomes the pending copy's.
     copies.push_back({*page, pages_.Take()});
     *page = copies.back().target;
+    pages_.Commit(*page);  // no step will
   }
   if (copies.empty()) return;
   SetTail(seq);

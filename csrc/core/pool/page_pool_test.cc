@@ -568,5 +568,22 @@ TEST(PagePoolTest, WhatACommitTakesBackIsNoLaterStepsEither) {
   EXPECT_EQ(pool->Probe(tokens, {}), 0);
 }
 
+TEST(PagePoolTest, ACopiedPageIsPublishedOnceFull) {
+  auto pool = MakePool(8, 4);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const SequenceHandle a = pool->Open(tokens, {}).handle;
+  ASSERT_TRUE(Append(*pool, a, 6).ok());
+  const SequenceHandle b = pool->Fork(a).value();
+  ASSERT_TRUE(pool->Truncate(b, 3).ok());  // the first page is a's too
+  ASSERT_TRUE(pool->Extend(b, std::vector<int32_t>{7, 7, 7, 7, 7, 7}).ok());
+  const SequenceHandle c = pool->Fork(a).value();
+  pool->TakePageCopies();
+  EXPECT_EQ(pool->Stats().pages[static_cast<size_t>(PageState::kReserved)], 0);
+  ASSERT_TRUE(Append(*pool, b, 1).ok());
+  ASSERT_TRUE(Append(*pool, c, 2).ok());
+  EXPECT_EQ(pool->Probe(std::vector<int32_t>{1, 2, 3, 7, 0}, {}), 4);
+  EXPECT_EQ(pool->Probe(tokens, {}), 8);
+}
+
 }  // namespace
 }  // namespace pagemill
