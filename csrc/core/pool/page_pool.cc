@@ -215,11 +215,16 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
   to.trimmed = from.trimmed;
   to.published = from.published;
   to.num_keys = from.num_keys;
-  from.details->forked_to = std::max(from.details->forked_to, from.length);
+  if (Committed(from) < from.length) {
+    fork_notes_.push_back({handle, pages_.next_step(), from.length,
+                           from.details->truncations});
+  }
   to.details = std::make_unique<SequenceDetails>(*from.details);
   const size_t shared = to.pages().size() - static_cast<size_t>(need);
   for (size_t i = 0; i < shared; ++i) {
-    if (to.pages()[i] != kNone) pages_.Share(to.pages()[i]);
+    if (to.pages()[i] == kNone) continue;
+    pages_.Share(to.pages()[i]);
+    pages_.Commit(to.pages()[i]);  // its step may not find it any more
   }
   std::vector<PageCopy> copies;
   for (size_t i = shared; i < to.pages().size(); ++i) {
@@ -279,9 +284,7 @@ Status PagePool::Truncate(SequenceHandle handle, int64_t length) {
 }
 
 void PagePool::NoteTruncation(Sequence& seq, int32_t length) {
-  SequenceDetails& details = *seq.details;
-  details.forked_to = std::min(details.forked_to, length);
-  auto& notes = details.truncations;
+  auto& notes = seq.details->truncations;
   std::erase_if(notes, [&](const SequenceDetails::Truncation& note) {
     return note.length >= length || open_steps_.empty() ||
            note.step <= open_steps_.front();

@@ -214,6 +214,15 @@ class PagePool {
     std::vector<PageCopy> copies;  // one a group
   };
 
+  // Sequence `from` was forked at `length` tokens, some of open steps, when
+  // `step` was the next to begin.  It holds after `from` is closed.
+  struct ForkNote {
+    SequenceHandle from;
+    int64_t step;
+    int32_t length;
+    std::vector<SequenceDetails::Truncation> truncations;
+  };
+
   static constexpr int32_t kNone = -1;
   static constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
@@ -262,7 +271,11 @@ class PagePool {
                    const char* what);
   void CommitRow(const PoolStep& step, size_t row, int32_t kept);
   // Where the step's tokens that are left end.
-  static int32_t EndOf(const PoolStep& step, size_t row, const Sequence& seq);
+  static int32_t EndOf(
+      const PoolStep& step, size_t row,
+      const std::vector<SequenceDetails::Truncation>& truncations);
+  // Where the row's tokens end that a fork took over.
+  int32_t ForkedTo(const PoolStep& step, size_t row) const;
   void EndStep(PoolStep& step);
   // Tokens of committed steps.  Sequences are not visited when a step commits:
   // until it and those before it are closed, `committed` holds what is known.
@@ -309,6 +322,7 @@ class PagePool {
   uint32_t checks_ = 0;
   int64_t layouts_ = 0;
   std::vector<int64_t> open_steps_;  // ascending
+  std::vector<ForkNote> fork_notes_;  // of open steps only
   int64_t num_open_ = 0;
   int64_t looked_up_tokens_ = 0, hit_tokens_ = 0;
 };

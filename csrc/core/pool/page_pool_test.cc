@@ -585,5 +585,26 @@ TEST(PagePoolTest, ACopiedPageIsPublishedOnceFull) {
   EXPECT_EQ(pool->Probe(tokens, {}), 8);
 }
 
+TEST(PagePoolTest, WhatAForkTookOverIsNotTakenBack) {
+  for (const bool close : {false, true}) {
+    auto pool = MakePool(8, 4);
+    const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
+    const SequenceHandle a = pool->Open(tokens, {}).handle;
+    Step step(a, 4);
+    ASSERT_TRUE(step.Begin(*pool).ok());
+    const SequenceHandle b = pool->Fork(a).value();
+    ASSERT_TRUE((close ? pool->Close(a) : pool->Truncate(a, 0)).ok());
+    EXPECT_EQ(pool->AbortStep(step.step).code(), StatusCode::kInvalidArgument);
+    EXPECT_FALSE(pool->CommitStep(step.step, std::vector<int32_t>{3}).ok());
+    EXPECT_EQ(pool->CommittedLength(b).value(), 0);
+    ASSERT_TRUE(pool->CommitStep(step.step, {}).ok());
+    EXPECT_EQ(pool->CommittedLength(b).value(), 4);
+    EXPECT_EQ(pool->StateOf(Pages0(*pool, b)[0]).value(), PageState::kWritten);
+    ASSERT_TRUE(Append(*pool, b, 1).ok());
+    EXPECT_EQ(pool->Probe(tokens, {}), 4);
+    ASSERT_TRUE(pool->Audit().ok());
+  }
+}
+
 }  // namespace
 }  // namespace pagemill

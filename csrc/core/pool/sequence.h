@@ -38,7 +38,6 @@ struct SequenceDetails {
     int32_t length;
   };
   std::vector<Truncation> truncations;  // both ascend; of open steps only
-  int32_t forked_to = 0;  // the longest length that a fork took over
 };
 
 // What every step touches, on one cache line.

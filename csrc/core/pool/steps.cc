@@ -163,29 +163,42 @@ void PagePool::UndoOnes(const PoolStep& step, size_t rows) {
   }
 }
 
-int32_t PagePool::EndOf(const PoolStep& step, size_t row, const Sequence& seq) {
-  for (const auto& note : seq.details->truncations) {
+int32_t PagePool::EndOf(
+    const PoolStep& step, size_t row,
+    const std::vector<SequenceDetails::Truncation>& truncations) {
+  for (const auto& note : truncations) {
     if (step.id < note.step) return std::min(step.lengths[row], note.length);
   }
   return step.lengths[row];
+}
+
+int32_t PagePool::ForkedTo(const PoolStep& step, size_t row) const {
+  int32_t end = 0;
+  for (const ForkNote& note : fork_notes_) {
+    if (note.from != step.handles[row] || note.step <= step.id) continue;
+    end = std::max(
+        end, std::min(note.length, EndOf(step, row, note.truncations)));
+  }
+  return end;
 }
 
 // Tokens at the end can be taken back only while nothing stands on them.
 Status PagePool::CheckUndo(const PoolStep& step, size_t row, int32_t kept,
                            const char* what) {
   const uint32_t slot = SlotOf(step.handles[row]);
-  const Sequence* seq = Alive(step.handles[row]);
-  if (seq == nullptr) return Status();
-  const int32_t end = EndOf(step, row, *seq);
-  if (end <= step.before(row) + kept) return Status();
+  const int32_t left = step.before(row) + kept;
   const auto refuse = [&](const char* why) {
     return InvalidArgument(
         StrCat(what, " row ", row, ", sequence ", slot, ": it ", why));
   };
-  if (seq->length > end) {
+  const Sequence* seq = Alive(step.handles[row]);
+  const int32_t end =
+      seq == nullptr ? 0 : EndOf(step, row, seq->details->truncations);
+  if (end > left && seq->length > end) {
     return refuse("has been planned again since. Abort the later step first.");
   }
-  if (seq->details->forked_to > step.before(row) + kept) {
+  // Also where this sequence has let go of them since.
+  if (ForkedTo(step, row) > left) {
     return refuse("was forked with these tokens. Commit them, then truncate.");
   }
   return Status();
@@ -221,7 +234,7 @@ void PagePool::CommitRow(const PoolStep& step, size_t row, int32_t kept) {
   Sequence* seq = Alive(step.handles[row]);
   if (seq == nullptr) return;
   const int32_t before = step.before(row);
-  const int32_t left = EndOf(step, row, *seq);
+  const int32_t left = EndOf(step, row, seq->details->truncations);
   const int32_t end = std::min(before + kept, left);
   if (end < left) {
     NoteTruncation(*seq, end);
@@ -257,7 +270,8 @@ Status PagePool::AbortStep(PoolStep& step) {
   for (size_t row = step.handles.size(); row-- > 0;) {
     Sequence* seq = Alive(step.handles[row]);
     if (seq == nullptr) continue;
-    if (EndOf(step, row, *seq) > step.before(row)) {
+    const int32_t end = EndOf(step, row, seq->details->truncations);
+    if (end > step.before(row)) {
       NoteTruncation(*seq, step.before(row));
       Shrink(*seq, step.before(row));
     }
@@ -270,6 +284,9 @@ Status PagePool::AbortStep(PoolStep& step) {
 
 void PagePool::EndStep(PoolStep& step) {
   std::erase(open_steps_, step.id);
+  std::erase_if(fork_notes_, [this](const ForkNote& note) {
+    return open_steps_.empty() || note.step <= open_steps_.front();
+  });
   step.open = false;
 }
 
