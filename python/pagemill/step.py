@@ -10,7 +10,7 @@ import numpy as np
 
 from pagemill import _core, device
 from pagemill.batch import RaggedBatch, as_int32
-from pagemill.errors import LeaseError
+from pagemill.errors import LeaseError, PagemillError
 from pagemill.pool import Int32Array
 
 if TYPE_CHECKING:
@@ -96,18 +96,20 @@ class Step:
     retired (:meth:`retire`); then the next step may rewrite them.
 
     As a context manager it commits at the end, or, if an exception passes,
-    aborts, and requires that :meth:`retire` was called::
+    aborts, unless it is closed by then, and requires that :meth:`retire` was
+    called::
 
         with planner.step(requests) as step:
             out, kv_pages = attend(q, kv_pages, step.batch, k, v)
             step.retire(out)
     """
 
-    __slots__ = ("_code", "_planner", "_retired", "buffer")
+    __slots__ = ("_closed", "_code", "_planner", "_retired", "buffer")
 
     def __init__(self, planner: Planner, code: int) -> None:
         self._planner = planner
         self._code = code
+        self._closed = False
         self._retired = False
         self.buffer = code % planner.ring
 
@@ -201,12 +203,14 @@ class Step:
           PagemillError: the step is closed, or counts out of range, or a row
             that was planned again since has tokens to take back.
         """
+        self._require_open()
         self._planner._core.commit(
             self.buffer,
             None
             if accepted is None
             else np.asarray(as_int32("accepted", accepted)),
         )
+        self._closed = True
 
     def abort(self) -> None:
         """Takes all of the step's tokens back.
@@ -215,7 +219,9 @@ class Step:
           PagemillError: the step is closed, or a row was planned again or
             forked since.
         """
+        self._require_open()
         self._planner._core.abort(self.buffer)
+        self._closed = True
 
     def retire(self, fence: Any = None, *, done: bool = False) -> None:
         """Says when nothing reads the step's arrays and pages any more.
@@ -249,13 +255,22 @@ class Step:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Commits, or aborts when an exception passes."""
         if error is None:
-            self.commit()
+            if not self._closed:
+                self.commit()
             if not self._retired:
                 raise LeaseError(
                     "the step was not retired. Call step.retire with an output "
                     "of the computation that reads it."
                 )
             return
-        self.abort()
+        if not self._closed:
+            self.abort()
         if not self._retired:
             self.retire(done=True)
+
+    def _require_open(self) -> None:
+        """The buffer of a closed step may be another step's by now."""
+        if self._closed:
+            raise PagemillError(
+                "the step is closed: a step commits or aborts once."
+            )
