@@ -183,9 +183,8 @@ class Step:
         self.retire(arrays)
         pages = None
         if table is not None:
-            pages = table.update(*self.table_delta)[
-                : views.batches[0].max_num_seqs
-            ]
+            table.update(*self.table_delta)
+            pages = table.copy_rows(views.batches[0].max_num_seqs)
         return device.make_batch(views.batches[0], arrays, pages)
 
     def commit(self, accepted: Any = None) -> None:
