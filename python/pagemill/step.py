@@ -203,12 +203,14 @@ class Step:
             that was planned again since has tokens to take back.
         """
         self._require_open()
-        self._planner._core.commit(
-            self.buffer,
-            None
-            if accepted is None
-            else np.asarray(as_int32("accepted", accepted)),
-        )
+        if accepted is not None:
+            accepted = np.asarray(as_int32("accepted", accepted))
+            if accepted.ndim != 1:
+                raise PagemillError(
+                    f"accepted has shape {accepted.shape}; it must be "
+                    "one-dimensional: the tokens to keep of each row."
+                )
+        self._planner._core.commit(self.buffer, accepted)
         self._closed = True
 
     def abort(self) -> None:
