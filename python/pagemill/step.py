@@ -43,10 +43,10 @@ class Fences:
 
     def __init__(self, core: _core.Planner) -> None:
         self._core = core
-        self.pending: dict[int, list[Any]] = {}
+        self.pending: dict[int, tuple[Step, list[Any]]] = {}
 
-    def add(self, buffer: int, fence: Any) -> None:
-        """Retires the buffer once the fence is ready.
+    def add(self, step: Step, fence: Any) -> None:
+        """Retires the step once the fence is ready.
 
         Raises:
           LeaseError: a fence that can never tell.
@@ -66,22 +66,26 @@ class Fences:
                 "the fence holds no jax array. Pass an output of the "
                 "computation that reads the step, or done=True once it is over."
             )
-        self.pending[buffer] = arrays
+        self.pending[step.buffer] = (step, arrays)
 
     def poll(self) -> None:
         """Retires what is ready; never blocks.
 
         Raises:
-          LeaseError: all of a fence was donated before it was seen ready.
+          LeaseError: all of a fence was donated before it was seen ready. It is
+            said once; the step can be retired anew.
         """
-        for buffer, arrays in list(self.pending.items()):
+        for buffer, (step, arrays) in list(self.pending.items()):
             live = [array for array in arrays if not array.is_deleted()]
             if not live:
+                del self.pending[buffer]
+                step._retired = False
                 raise LeaseError(
                     "every array of a step's fence was donated or deleted "
                     "before it was ready: nobody can tell when the step is "
                     "over. Pass an output that is not donated to the next "
-                    "step, such as the attention's."
+                    "step, such as the attention's; or call this step's "
+                    "retire(done=True) once it is over."
                 )
             if all(array.is_ready() for array in live):
                 del self.pending[buffer]
@@ -246,7 +250,7 @@ class Step:
         if done:
             self._planner._core.retire(self.buffer)
         else:
-            self._planner._fences.add(self.buffer, fence)
+            self._planner._fences.add(self, fence)
         self._retired = True
 
     def __enter__(self) -> Step:
