@@ -102,6 +102,12 @@ class DeviceTable:
             self._table = _scatter(self._table, delta)
         return self._table
 
+    def copy_rows(self, rows: int) -> jax.Array:
+        """i32[rows, pages_per_seq]: the first ones, which no update takes."""
+        if rows == self._table.shape[0]:
+            return jnp.copy(self._table)  # a slice would be the table itself
+        return self._table[:rows]
+
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _scatter(table: jax.Array, delta: jax.Array) -> jax.Array:

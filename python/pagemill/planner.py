@@ -332,6 +332,7 @@ def _is(array: Any, dtype: Any) -> bool:
     return (
         type(array) is np.ndarray
         and array.dtype == dtype
+        and array.ndim == 1
         and array.flags.c_contiguous
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Sequence as Collection
 from typing import Any, Literal, NamedTuple
 
@@ -185,14 +186,24 @@ class PagePool:
                 "secret must be bytes, and not empty. Pass 32 random bytes, "
                 "or None to have them drawn."
             )
+        if not isinstance(sliding_windows, Iterable):
+            raise PagemillError(
+                f"sliding_windows={sliding_windows!r} must be a sequence. Pass "
+                "one window, or None, for each KV group."
+            )
         self.sliding_windows = tuple(sliding_windows)
+        max_events = as_count("max_events", max_events)
+        if max_events < 0:
+            raise PagemillError(
+                f"max_events={max_events} must be at least 0. Pass 0 for none."
+            )
         self._core = _core.PagePool(
             as_count("total_num_pages", total_num_pages),
             as_count("page_size", page_size),
             [_window(i, w) for i, w in enumerate(self.sliding_windows)],
             bool(prefix_cache),
             secret or b"",
-            as_count("max_events", max_events),
+            max_events,
         )
 
     def open(self, tokens: Any = (), *, salt: str | bytes = b"") -> Sequence:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pagemill import _core, device
 from pagemill.batch import RaggedBatch, as_int32
-from pagemill.errors import LeaseError
+from pagemill.errors import LeaseError, PagemillError
 from pagemill.pool import Int32Array
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class Fences:
 
     def __init__(self, core: _core.Planner) -> None:
         self._core = core
-        self.pending: dict[int, list[Any]] = {}
+        self.pending: dict[int, tuple[Step, list[Any]]] = {}
 
-    def add(self, buffer: int, fence: Any) -> None:
-        """Retires the buffer once the fence is ready.
+    def add(self, step: Step, fence: Any) -> None:
+        """Retires the step once the fence is ready.
 
         Raises:
           LeaseError: a fence that can never tell.
@@ -66,22 +66,26 @@ class Fences:
                 "the fence holds no jax array. Pass an output of the "
                 "computation that reads the step, or done=True once it is over."
             )
-        self.pending[buffer] = arrays
+        self.pending[step.buffer] = (step, arrays)
 
     def poll(self) -> None:
         """Retires what is ready; never blocks.
 
         Raises:
-          LeaseError: all of a fence was donated before it was seen ready.
+          LeaseError: all of a fence was donated before it was seen ready. It is
+            said once; the step can be retired anew.
         """
-        for buffer, arrays in list(self.pending.items()):
+        for buffer, (step, arrays) in list(self.pending.items()):
             live = [array for array in arrays if not array.is_deleted()]
             if not live:
+                del self.pending[buffer]
+                step._retired = False
                 raise LeaseError(
                     "every array of a step's fence was donated or deleted "
                     "before it was ready: nobody can tell when the step is "
                     "over. Pass an output that is not donated to the next "
-                    "step, such as the attention's."
+                    "step, such as the attention's; or call this step's "
+                    "retire(done=True) once it is over."
                 )
             if all(array.is_ready() for array in live):
                 del self.pending[buffer]
@@ -96,18 +100,20 @@ class Step:
     retired (:meth:`retire`); then the next step may rewrite them.
 
     As a context manager it commits at the end, or, if an exception passes,
-    aborts, and requires that :meth:`retire` was called::
+    aborts, unless it is closed by then, and requires that :meth:`retire` was
+    called::
 
         with planner.step(requests) as step:
             out, kv_pages = attend(q, kv_pages, step.batch, k, v)
             step.retire(out)
     """
 
-    __slots__ = ("_code", "_planner", "_retired", "buffer")
+    __slots__ = ("_closed", "_code", "_planner", "_retired", "buffer")
 
     def __init__(self, planner: Planner, code: int) -> None:
         self._planner = planner
         self._code = code
+        self._closed = False
         self._retired = False
         self.buffer = code % planner.ring
 
@@ -181,9 +187,8 @@ class Step:
         self.retire(arrays)
         pages = None
         if table is not None:
-            pages = table.update(*self.table_delta)[
-                : views.batches[0].max_num_seqs
-            ]
+            table.update(*self.table_delta)
+            pages = table.copy_rows(views.batches[0].max_num_seqs)
         return device.make_batch(views.batches[0], arrays, pages)
 
     def commit(self, accepted: Any = None) -> None:
@@ -201,12 +206,16 @@ class Step:
           PagemillError: the step is closed, or counts out of range, or a row
             that was planned again since has tokens to take back.
         """
-        self._planner._core.commit(
-            self.buffer,
-            None
-            if accepted is None
-            else np.asarray(as_int32("accepted", accepted)),
-        )
+        self._require_open()
+        if accepted is not None:
+            accepted = np.asarray(as_int32("accepted", accepted))
+            if accepted.ndim != 1:
+                raise PagemillError(
+                    f"accepted has shape {accepted.shape}; it must be "
+                    "one-dimensional: the tokens to keep of each row."
+                )
+        self._planner._core.commit(self.buffer, accepted)
+        self._closed = True
 
     def abort(self) -> None:
         """Takes all of the step's tokens back.
@@ -215,7 +224,9 @@ class Step:
           PagemillError: the step is closed, or a row was planned again or
             forked since.
         """
+        self._require_open()
         self._planner._core.abort(self.buffer)
+        self._closed = True
 
     def retire(self, fence: Any = None, *, done: bool = False) -> None:
         """Says when nothing reads the step's arrays and pages any more.
@@ -239,7 +250,7 @@ class Step:
         if done:
             self._planner._core.retire(self.buffer)
         else:
-            self._planner._fences.add(self.buffer, fence)
+            self._planner._fences.add(self, fence)
         self._retired = True
 
     def __enter__(self) -> Step:
@@ -249,13 +260,22 @@ class Step:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Commits, or aborts when an exception passes."""
         if error is None:
-            self.commit()
+            if not self._closed:
+                self.commit()
             if not self._retired:
                 raise LeaseError(
                     "the step was not retired. Call step.retire with an output "
                     "of the computation that reads it."
                 )
             return
-        self.abort()
+        if not self._closed:
+            self.abort()
         if not self._retired:
             self.retire(done=True)
+
+    def _require_open(self) -> None:
+        """The buffer of a closed step may be another step's by now."""
+        if self._closed:
+            raise PagemillError(
+                "the step is closed: a step commits or aborts once."
+            )

@@ -215,11 +215,16 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
   to.trimmed = from.trimmed;
   to.published = from.published;
   to.num_keys = from.num_keys;
-  from.details->forked_to = std::max(from.details->forked_to, from.length);
+  if (Committed(from) < from.length) {
+    fork_notes_.push_back({handle, pages_.next_step(), from.length,
+                           from.details->truncations});
+  }
   to.details = std::make_unique<SequenceDetails>(*from.details);
   const size_t shared = to.pages().size() - static_cast<size_t>(need);
   for (size_t i = 0; i < shared; ++i) {
-    if (to.pages()[i] != kNone) pages_.Share(to.pages()[i]);
+    if (to.pages()[i] == kNone) continue;
+    pages_.Share(to.pages()[i]);
+    pages_.Commit(to.pages()[i]);  // its step may not find it any more
   }
   std::vector<PageCopy> copies;
   for (size_t i = shared; i < to.pages().size(); ++i) {
@@ -231,6 +236,7 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
             : pending_[from.pending].copies[i - shared].source;
     pages_.Share(source);
     to.pages()[i] = pages_.Take();
+    pages_.Commit(to.pages()[i]);  // no step will
     copies.push_back({source, to.pages()[i]});
   }
   SetTail(to);
@@ -278,9 +284,7 @@ Status PagePool::Truncate(SequenceHandle handle, int64_t length) {
 }
 
 void PagePool::NoteTruncation(Sequence& seq, int32_t length) {
-  SequenceDetails& details = *seq.details;
-  details.forked_to = std::min(details.forked_to, length);
-  auto& notes = details.truncations;
+  auto& notes = seq.details->truncations;
   std::erase_if(notes, [&](const SequenceDetails::Truncation& note) {
     return note.length >= length || open_steps_.empty() ||
            note.step <= open_steps_.front();
@@ -299,6 +303,7 @@ void PagePool::OwnLastSlot(SequenceHandle handle, Sequence& seq) {
     // The sequence's own reference becomes the pending copy's.
     copies.push_back({*page, pages_.Take()});
     *page = copies.back().target;
+    pages_.Commit(*page);  // no step will
   }
   if (copies.empty()) return;
   SetTail(seq);

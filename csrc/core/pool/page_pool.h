@@ -214,6 +214,15 @@ class PagePool {
     std::vector<PageCopy> copies;  // one a group
   };
 
+  // Sequence `from` was forked at `length` tokens, some of open steps, when
+  // `step` was the next to begin.  It holds after `from` is closed.
+  struct ForkNote {
+    SequenceHandle from;
+    int64_t step;
+    int32_t length;
+    std::vector<SequenceDetails::Truncation> truncations;
+  };
+
   static constexpr int32_t kNone = -1;
   static constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
@@ -261,18 +270,18 @@ class PagePool {
                    const char* what);
   void CommitRow(const PoolStep& step, size_t row, int32_t kept);
   // Where the step's tokens that are left end.
-  static int32_t EndOf(const PoolStep& step, size_t row, const Sequence& seq);
-  // Once the step is closed, what a sequence still waits for.
-  void FallBack(const PoolStep& step, Sequence& seq, int32_t before) const;
+  static int32_t EndOf(
+      const PoolStep& step, size_t row,
+      const std::vector<SequenceDetails::Truncation>& truncations);
+  // Where the row's tokens end that a fork took over.
+  int32_t ForkedTo(const PoolStep& step, size_t row) const;
   void EndStep(PoolStep& step);
-  bool IsOpen(int64_t step) const {
-    return std::find(open_steps_.begin(), open_steps_.end(), step) !=
-           open_steps_.end();
-  }
   // Tokens of committed steps.  Sequences are not visited when a step commits:
-  // until it does, `committed` holds what was before it.
+  // until it and those before it are closed, `committed` holds what is known.
   int32_t Committed(const Sequence& seq) const {
-    return IsOpen(seq.last_step) ? seq.committed : seq.length;
+    const bool waits =
+        !open_steps_.empty() && open_steps_.front() <= seq.last_step;
+    return waits ? seq.committed : seq.length;
   }
 
   // The sequence if it is open, else null.
@@ -312,6 +321,7 @@ class PagePool {
   uint32_t checks_ = 0;
   int64_t layouts_ = 0;
   std::vector<int64_t> open_steps_;  // ascending
+  std::vector<ForkNote> fork_notes_;  // of open steps only
   int64_t num_open_ = 0;
   int64_t looked_up_tokens_ = 0, hit_tokens_ = 0;
 };

@@ -524,5 +524,87 @@ TEST(PagePoolTest, IsSafeFromSeveralThreads) {
   EXPECT_TRUE(pool->Audit().ok());
 }
 
+TEST(PagePoolTest, TokensToldWhileSwappedOutPublishNoPage) {
+  auto pool = MakePool(4, 4);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
+  const SequenceHandle a = Open(*pool);
+  ASSERT_TRUE(Append(*pool, a, 4).ok());
+  ASSERT_TRUE(pool->BeginSwapOut(a).ok());
+  ASSERT_TRUE(pool->EndSwapOut(a).ok());
+  const SequenceHandle b = Open(*pool);
+  ASSERT_TRUE(Append(*pool, b, 4).ok());  // in the page that was a's
+  ASSERT_TRUE(pool->Extend(a, tokens).ok());
+  EXPECT_EQ(pool->Probe(tokens, {}), 0);
+}
+
+TEST(PagePoolTest, StepsCommittedOutOfOrderShowNoTokenEarly) {
+  auto pool = MakePool(8, 4);
+  const SequenceHandle a = Open(*pool), b = Open(*pool);
+  Step first(a, 4), other(b, 1), second(a, 4);
+  for (Step* step : {&first, &other, &second}) {
+    ASSERT_TRUE(step->Begin(*pool).ok());
+  }
+  for (Step* step : {&second, &other}) {
+    ASSERT_TRUE(pool->CommitStep(step->step, {}).ok());
+    EXPECT_EQ(pool->CommittedLength(a).value(), 0);
+  }
+  ASSERT_TRUE(pool->CommitStep(first.step, {}).ok());
+  EXPECT_EQ(pool->CommittedLength(a).value(), 8);
+}
+
+TEST(PagePoolTest, WhatACommitTakesBackIsNoLaterStepsEither) {
+  auto pool = MakePool(8, 3);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4};
+  const SequenceHandle a = Open(*pool);
+  Step first(a, 4), second(a, 4), third(a, 3);
+  ASSERT_TRUE(first.Begin(*pool).ok());
+  ASSERT_TRUE(second.Begin(*pool).ok());
+  ASSERT_TRUE(pool->Truncate(a, 3).ok());
+  ASSERT_TRUE(pool->CommitStep(first.step, std::vector<int32_t>{2}).ok());
+  ASSERT_TRUE(third.Begin(*pool).ok());
+  ASSERT_TRUE(pool->CommitStep(second.step, {}).ok());
+  EXPECT_EQ(pool->CommittedLength(a).value(), 2);
+  ASSERT_TRUE(pool->Extend(a, tokens).ok());
+  EXPECT_EQ(pool->Probe(tokens, {}), 0);
+}
+
+TEST(PagePoolTest, ACopiedPageIsPublishedOnceFull) {
+  auto pool = MakePool(8, 4);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const SequenceHandle a = pool->Open(tokens, {}).handle;
+  ASSERT_TRUE(Append(*pool, a, 6).ok());
+  const SequenceHandle b = pool->Fork(a).value();
+  ASSERT_TRUE(pool->Truncate(b, 3).ok());  // the first page is a's too
+  ASSERT_TRUE(pool->Extend(b, std::vector<int32_t>{7, 7, 7, 7, 7, 7}).ok());
+  const SequenceHandle c = pool->Fork(a).value();
+  pool->TakePageCopies();
+  EXPECT_EQ(pool->Stats().pages[static_cast<size_t>(PageState::kReserved)], 0);
+  ASSERT_TRUE(Append(*pool, b, 1).ok());
+  ASSERT_TRUE(Append(*pool, c, 2).ok());
+  EXPECT_EQ(pool->Probe(std::vector<int32_t>{1, 2, 3, 7, 0}, {}), 4);
+  EXPECT_EQ(pool->Probe(tokens, {}), 8);
+}
+
+TEST(PagePoolTest, WhatAForkTookOverIsNotTakenBack) {
+  for (const bool close : {false, true}) {
+    auto pool = MakePool(8, 4);
+    const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
+    const SequenceHandle a = pool->Open(tokens, {}).handle;
+    Step step(a, 4);
+    ASSERT_TRUE(step.Begin(*pool).ok());
+    const SequenceHandle b = pool->Fork(a).value();
+    ASSERT_TRUE((close ? pool->Close(a) : pool->Truncate(a, 0)).ok());
+    EXPECT_EQ(pool->AbortStep(step.step).code(), StatusCode::kInvalidArgument);
+    EXPECT_FALSE(pool->CommitStep(step.step, std::vector<int32_t>{3}).ok());
+    EXPECT_EQ(pool->CommittedLength(b).value(), 0);
+    ASSERT_TRUE(pool->CommitStep(step.step, {}).ok());
+    EXPECT_EQ(pool->CommittedLength(b).value(), 4);
+    EXPECT_EQ(pool->StateOf(Pages0(*pool, b)[0]).value(), PageState::kWritten);
+    ASSERT_TRUE(Append(*pool, b, 1).ok());
+    EXPECT_EQ(pool->Probe(tokens, {}), 4);
+    ASSERT_TRUE(pool->Audit().ok());
+  }
+}
+
 }  // namespace
 }  // namespace pagemill

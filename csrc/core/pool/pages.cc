@@ -109,8 +109,9 @@ int64_t Pages::EvictAll() {
 
 void Pages::AddFence(int32_t page) {
   Move(page, PageState::kFenced);
-  records_[page].next = ++tickets_;
-  fences_.push_back({next_step_ - 1, page, tickets_});
+  const int32_t ticket = static_cast<int32_t>(++tickets_);
+  records_[page].next = ticket;
+  fences_.push_back({next_step_ - 1, page, ticket});
 }
 
 int64_t Pages::BeginStep() {

@@ -282,7 +282,7 @@ class Pages {
   int32_t oldest_ = kNone, newest_ = kNone;  // evictable pages
   std::vector<Fence> fences_;  // from first_fence_ on, by ascending steps
   size_t first_fence_ = 0;
-  int32_t tickets_ = 0;
+  uint32_t tickets_ = 0;  // may wrap: a page's last one tells
   int64_t next_step_ = 0;
   std::vector<int64_t> in_flight_;  // ascending
   int64_t num_evictions_ = 0;

@@ -134,7 +134,7 @@ Status PagePool::Extend(SequenceHandle handle,
   Sequence& seq = sequences_[slot];
   Learn(*seq.details, tokens);
   seq.num_keys = static_cast<int32_t>(seq.details->chain.size());
-  Publish(seq);
+  if (seq.state != SequenceState::kSwappedOut) Publish(seq);
   return Status();
 }
 

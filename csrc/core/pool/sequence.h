@@ -38,7 +38,6 @@ struct SequenceDetails {
     int32_t length;
   };
   std::vector<Truncation> truncations;  // both ascend; of open steps only
-  int32_t forked_to = 0;  // the longest length that a fork took over
 };
 
 // What every step touches, on one cache line.
@@ -56,7 +55,8 @@ struct alignas(64) Sequence {
   // Of this sequence alone, and another one once anything but appending was
   // done to it: who finds it unchanged need not look further.
   int64_t layout = 0;
-  int64_t last_step = -1;  // the last that appended to it
+  // The last step that appended to it; -1 where all its tokens are committed.
+  int64_t last_step = -1;
   std::unique_ptr<SequenceDetails> details =
       std::make_unique<SequenceDetails>();
 

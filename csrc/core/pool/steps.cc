@@ -1,7 +1,6 @@
 // Steps of a PagePool: reserve, commit, abort, retire.
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 
 #include "csrc/core/pool/page_pool.h"
 #include "csrc/core/str_cat.h"
@@ -164,38 +163,42 @@ void PagePool::UndoOnes(const PoolStep& step, size_t rows) {
   }
 }
 
-int32_t PagePool::EndOf(const PoolStep& step, size_t row, const Sequence& seq) {
-  for (const auto& note : seq.details->truncations) {
+int32_t PagePool::EndOf(
+    const PoolStep& step, size_t row,
+    const std::vector<SequenceDetails::Truncation>& truncations) {
+  for (const auto& note : truncations) {
     if (step.id < note.step) return std::min(step.lengths[row], note.length);
   }
   return step.lengths[row];
 }
 
-void PagePool::FallBack(const PoolStep& step, Sequence& seq,
-                        int32_t before) const {
-  if (seq.last_step != step.id || seq.committed >= before) return;
-  // Some step before has brought tokens: at the latest the last one open.
-  const auto later =
-      std::lower_bound(open_steps_.begin(), open_steps_.end(), step.id);
-  if (later != open_steps_.begin()) seq.last_step = *std::prev(later);
+int32_t PagePool::ForkedTo(const PoolStep& step, size_t row) const {
+  int32_t end = 0;
+  for (const ForkNote& note : fork_notes_) {
+    if (note.from != step.handles[row] || note.step <= step.id) continue;
+    end = std::max(
+        end, std::min(note.length, EndOf(step, row, note.truncations)));
+  }
+  return end;
 }
 
 // Tokens at the end can be taken back only while nothing stands on them.
 Status PagePool::CheckUndo(const PoolStep& step, size_t row, int32_t kept,
                            const char* what) {
   const uint32_t slot = SlotOf(step.handles[row]);
-  const Sequence* seq = Alive(step.handles[row]);
-  if (seq == nullptr) return Status();
-  const int32_t end = EndOf(step, row, *seq);
-  if (end <= step.before(row) + kept) return Status();
+  const int32_t left = step.before(row) + kept;
   const auto refuse = [&](const char* why) {
     return InvalidArgument(
         StrCat(what, " row ", row, ", sequence ", slot, ": it ", why));
   };
-  if (seq->length > end) {
+  const Sequence* seq = Alive(step.handles[row]);
+  const int32_t end =
+      seq == nullptr ? 0 : EndOf(step, row, seq->details->truncations);
+  if (end > left && seq->length > end) {
     return refuse("has been planned again since. Abort the later step first.");
   }
-  if (seq->details->forked_to > step.before(row) + kept) {
+  // Also where this sequence has let go of them since.
+  if (ForkedTo(step, row) > left) {
     return refuse("was forked with these tokens. Commit them, then truncate.");
   }
   return Status();
@@ -231,14 +234,18 @@ void PagePool::CommitRow(const PoolStep& step, size_t row, int32_t kept) {
   Sequence* seq = Alive(step.handles[row]);
   if (seq == nullptr) return;
   const int32_t before = step.before(row);
-  const int32_t left = EndOf(step, row, *seq);
+  const int32_t left = EndOf(step, row, seq->details->truncations);
   const int32_t end = std::min(before + kept, left);
   if (end < left) {
+    NoteTruncation(*seq, end);
     Shrink(*seq, end);
     Forget(*seq, end);
   }
-  if (seq->last_step > step.id) seq->committed = std::max(seq->committed, end);
-  FallBack(step, *seq, before);
+  if (seq->last_step > step.id) {
+    seq->committed = std::max(seq->committed, end);
+  } else if (seq->last_step == step.id && seq->committed >= before) {
+    seq->last_step = -1;  // else it waits for steps before this one
+  }
   const int64_t from = SlotsFor(before), to = SlotsFor(end);
   if (num_groups_ == 1 && to - from <= 1 && to == SlotsFor(seq->length)) {
     if (to > from) pages_.Commit(seq->tail);  // as decodes do
@@ -263,16 +270,23 @@ Status PagePool::AbortStep(PoolStep& step) {
   for (size_t row = step.handles.size(); row-- > 0;) {
     Sequence* seq = Alive(step.handles[row]);
     if (seq == nullptr) continue;
-    if (EndOf(step, row, *seq) > step.before(row)) {
+    const int32_t end = EndOf(step, row, seq->details->truncations);
+    if (end > step.before(row)) {
+      NoteTruncation(*seq, step.before(row));
       Shrink(*seq, step.before(row));
     }
-    FallBack(step, *seq, seq->length);
+    if (seq->last_step == step.id && seq->committed >= seq->length) {
+      seq->last_step = -1;
+    }
   }
   return Status();
 }
 
 void PagePool::EndStep(PoolStep& step) {
   std::erase(open_steps_, step.id);
+  std::erase_if(fork_notes_, [this](const ForkNote& note) {
+    return open_steps_.empty() || note.step <= open_steps_.front();
+  });
   step.open = false;
 }
 
