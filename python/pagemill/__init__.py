@@ -25,6 +25,15 @@ from pagemill.kernels.ragged_paged_attention.api import (
 from pagemill.kernels.ragged_paged_attention.api import (
     update_kv_pages as update_kv_pages,
 )
+from pagemill.layouts import FlatLayout as FlatLayout
+from pagemill.layouts import IndptrLayout as IndptrLayout
+from pagemill.layouts import RaggedLayout as RaggedLayout
+from pagemill.layouts import as_flat as as_flat
+from pagemill.layouts import as_indptr as as_indptr
+from pagemill.layouts import as_ragged as as_ragged
+from pagemill.layouts import from_flat as from_flat
+from pagemill.layouts import from_indptr as from_indptr
+from pagemill.layouts import from_ragged as from_ragged
 from pagemill.params import Tuning as Tuning
 from pagemill.planner import Planner as Planner
 from pagemill.pool import PagePool as PagePool

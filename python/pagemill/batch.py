@@ -204,25 +204,29 @@ def prove(batch: RaggedBatch, level: str) -> None:
     Raises:
       PagemillError: with every violation.
     """
-
-    def host(name: str) -> Any:
-        value = getattr(batch, name)
-        return None if value is None else np.ascontiguousarray(value)
-
     violations = _core.validate(
-        host("kv_lens"),
-        host("page_indices"),
-        host("cu_q_lens"),
-        int(host("num_seqs")[0]),
-        host("distribution"),
-        host("slot_mapping"),
-        page_size=batch.page_size,
-        total_num_pages=batch.total_num_pages,
-        max_num_tokens=batch.max_num_tokens,
+        **host_arrays(batch),
+        distribution=_host(batch.distribution),
+        slot_mapping=_host(batch.slot_mapping),
+        **{name: getattr(batch, name) for name in STATICS},
         level=LEVELS[level],
     )
     if violations:
         raise PagemillError(_core.format_violations(violations), violations)
+
+
+def host_arrays(batch: RaggedBatch) -> dict[str, Any]:
+    """What the core needs of a batch on the host, beside its static part."""
+    return {
+        "kv_lens": _host(batch.kv_lens),
+        "page_indices": _host(batch.page_indices),
+        "cu_q_lens": _host(batch.cu_q_lens),
+        "num_seqs": int(np.asarray(batch.num_seqs)[0]),
+    }
+
+
+def _host(array: Any) -> Any:
+    return None if array is None else np.ascontiguousarray(array)
 
 
 def known(array: Any) -> bool:
