@@ -8,6 +8,10 @@ runs it.
 
 from pagemill._version import __version__ as __version__
 from pagemill.batch import RaggedBatch as RaggedBatch
+from pagemill.buckets import BucketPlan as BucketPlan
+from pagemill.buckets import propose_buckets as propose_buckets
+from pagemill.buckets import split_by_budget as split_by_budget
+from pagemill.buckets import trace_step_sizes as trace_step_sizes
 from pagemill.checking import checked as checked
 from pagemill.checking import raise_for_code as raise_for_code
 from pagemill.device import DeviceTable as DeviceTable
