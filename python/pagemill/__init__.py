@@ -43,6 +43,8 @@ from pagemill.planner import Planner as Planner
 from pagemill.pool import PagePool as PagePool
 from pagemill.pool import PoolStats as PoolStats
 from pagemill.pool import Sequence as Sequence
+from pagemill.sharded import ShardedBatch as ShardedBatch
+from pagemill.sharded import ShardedPlanner as ShardedPlanner
 from pagemill.step import Step as Step
 from pagemill.validation import CheckCode as CheckCode
 from pagemill.validation import validate as validate

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "csrc/core/str_cat.h"
@@ -71,6 +72,11 @@ int32_t BucketOf(const std::vector<int64_t>& buckets, int64_t size) {
       std::lower_bound(buckets.begin(), buckets.end(), size) - buckets.begin());
 }
 
+Status InUse() {
+  return Unavailable(
+      "the planner is in use by another thread. Give each thread its own.");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Planner>> Planner::Create(std::shared_ptr<PagePool> pool,
@@ -134,20 +140,18 @@ StepBuffer* Planner::FindFree(int32_t* index) {
   return nullptr;
 }
 
-Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
-                              std::span<const int32_t> counts) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    return Unavailable(
-        "the planner is in use by another thread. Give each thread its own.");
-  }
+Result<StepBuffer*> Planner::Prepare(std::span<const SequenceHandle> handles,
+                                     std::span<const int32_t> counts,
+                                     Planned& planned) {
   if (handles.size() != counts.size()) {
     return InvalidArgument(StrCat("handles and counts differ in length: ",
                                   handles.size(), " and ", counts.size(), "."));
   }
   const Result<int64_t> total = CheckCounts(counts);
   if (!total.ok()) return total.status();
-  Planned planned;
+  planned.seq_bucket =
+      BucketOf(options_.seq_buckets, static_cast<int64_t>(handles.size()));
+  planned.token_bucket = BucketOf(options_.token_buckets, total.value());
   StepBuffer* buffer = FindFree(&planned.buffer);
   if (buffer == nullptr) {
     return Unavailable(StrCat(
@@ -156,6 +160,17 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
         "abort steps and retire them with an output of their computation, or "
         "use a larger ring."));
   }
+  return buffer;
+}
+
+Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
+                              std::span<const int32_t> counts) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return InUse();
+  Planned planned;
+  const Result<StepBuffer*> prepared = Prepare(handles, counts, planned);
+  if (!prepared.ok()) return prepared.status();
+  StepBuffer* const buffer = prepared.value();
   order_.Assign(handles, counts);
   SetRows(handles, counts, *buffer);
   delta_.indices.clear();
@@ -166,9 +181,21 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
   }
   buffer->Finish(order_.prefill_end());
   order_.Accept(handles);
-  planned.seq_bucket = BucketOf(options_.seq_buckets, buffer->num_seqs());
-  planned.token_bucket = BucketOf(options_.token_buckets, total.value());
   return planned;
+}
+
+Status Planner::Check(std::span<const SequenceHandle> handles,
+                      std::span<const int32_t> counts) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return InUse();
+  Planned planned;
+  if (Status s = Prepare(handles, counts, planned).status(); !s.ok()) return s;
+  PoolStep step;
+  step.handles.assign(handles.begin(), handles.end());
+  step.counts.assign(counts.begin(), counts.end());
+  std::vector<int32_t> order(handles.size());
+  std::iota(order.begin(), order.end(), 0);
+  return pool_->CheckStep(order, options_.sizes.pages_per_seq, step);
 }
 
 void Planner::SetRows(std::span<const SequenceHandle> handles,

@@ -57,6 +57,10 @@ class Planner {
   Result<Planned> Step(std::span<const SequenceHandle> handles,
                        std::span<const int32_t> counts);
 
+  // Whether Step would succeed now: its errors, and nothing is changed.
+  Status Check(std::span<const SequenceHandle> handles,
+               std::span<const int32_t> counts);
+
   Status Commit(int64_t buffer, std::span<const int32_t> accepted);
   Status Abort(int64_t buffer);
   Status Retire(int64_t buffer);
@@ -77,6 +81,10 @@ class Planner {
   Planner(std::shared_ptr<PagePool> pool, PlannerOptions options);
 
   Result<int64_t> CheckCounts(std::span<const int32_t> counts) const;
+  // The buffer for a step that the sizes allow, and where it is.
+  Result<StepBuffer*> Prepare(std::span<const SequenceHandle> handles,
+                              std::span<const int32_t> counts,
+                              Planned& planned);
   StepBuffer* FindFree(int32_t* index);
   void SetRows(std::span<const SequenceHandle> handles,
                std::span<const int32_t> counts, StepBuffer& buffer);

@@ -148,6 +148,13 @@ class PagePool {
     return Status();
   }
 
+  // Whether BeginStep would succeed now: its errors, and nothing is changed.
+  Status CheckStep(std::span<const int32_t> order, int64_t max_pages,
+                   const PoolStep& step) {
+    std::lock_guard lock(mutex_);
+    return CheckRows(order, max_pages, step);
+  }
+
   // What a decode step can count on for a row of the one before.
   struct RowMark {
     int64_t layout;
