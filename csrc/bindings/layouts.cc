@@ -1,9 +1,11 @@
 #include "csrc/core/plan/layouts.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -13,6 +15,8 @@
 #include "csrc/bindings/module.h"
 #include "csrc/bindings/status.h"
 #include "csrc/core/plan/int32_array.h"
+#include "csrc/core/plan/work_list.h"
+#include "csrc/core/str_cat.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: "name"_a
@@ -67,6 +71,35 @@ Output SlotMapping(const ProvedBatch& batch) {
   return Give(std::move(slots));
 }
 
+// The items, [capacity, 6], and how many are no padding; as many as there are
+// where no capacity is given.
+std::tuple<Int32Output<2>, int64_t> WorkList(const ProvedBatch& batch,
+                                             int64_t q_block, int64_t kv_block,
+                                             bool causal,
+                                             int64_t sliding_window,
+                                             int64_t max_kv_per_item,
+                                             std::optional<int64_t> capacity) {
+  const WorkOptions options{.q_block = q_block,
+                            .kv_block = kv_block,
+                            .causal = causal,
+                            .sliding_window = sliding_window,
+                            .max_kv_per_item = max_kv_per_item};
+  RaiseIfError(CheckWorkOptions(batch.view, options));
+  const int64_t count = CountWork(batch.view, options);
+  const int64_t rows = capacity.value_or(count);
+  if (rows < count) {
+    Raise(InvalidArgument(
+        StrCat("capacity=", rows, " must be at least ", count,
+               ", the batch's work items. Raise capacity, q_block or "
+               "max_kv_per_item.")));
+  }
+  Int32Array items(rows * kWorkItemSize);
+  WriteWork(batch.view, options, Span(items));
+  return {TakeOver<2>(std::move(items), {static_cast<size_t>(rows),
+                                         static_cast<size_t>(kWorkItemSize)}),
+          count};
+}
+
 }  // namespace
 
 void BindLayouts(nb::module_& m) {
@@ -89,7 +122,10 @@ void BindLayouts(nb::module_& m) {
       .def("flat", &Flat)
       .def("ragged", &Ragged, "capacity"_a)
       .def("indptr", &Indptr, "capacity"_a)
-      .def("slot_mapping", &SlotMapping);
+      .def("slot_mapping", &SlotMapping)
+      .def("work_list", &WorkList, nb::kw_only(), "q_block"_a, "kv_block"_a,
+           "causal"_a, "sliding_window"_a, "max_kv_per_item"_a,
+           "capacity"_a.none());
 }
 
 }  // namespace pagemill::bindings

@@ -48,3 +48,6 @@ from pagemill.sharded import ShardedPlanner as ShardedPlanner
 from pagemill.step import Step as Step
 from pagemill.validation import CheckCode as CheckCode
 from pagemill.validation import validate as validate
+from pagemill.work import WorkFlag as WorkFlag
+from pagemill.work import WorkList as WorkList
+from pagemill.work import work_list as work_list

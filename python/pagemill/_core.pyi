@@ -217,5 +217,7 @@ class ProvedBatch:
 
     def slot_mapping(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
 
+    def work_list(self, *, q_block: int, kv_block: int, causal: bool, sliding_window: int, max_kv_per_item: int, capacity: int | None) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None))], int]: ...
+
 def registrations() -> dict[str, object]:
     """XLA FFI handlers by target name."""
