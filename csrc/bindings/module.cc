@@ -5,5 +5,6 @@ NB_MODULE(_core, m) {
   pagemill::bindings::BindValidate(m);
   pagemill::bindings::BindPagePool(m);
   pagemill::bindings::BindPlanner(m);
+  pagemill::bindings::BindLayouts(m);
   pagemill::bindings::BindFfi(m);
 }

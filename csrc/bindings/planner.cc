@@ -90,6 +90,13 @@ void Commit(Planner& planner, int64_t buffer,
 
 void BindSteps(nb::class_<Planner>& planner) {
   planner.def("step", &Step, "handles"_a, "counts"_a)
+      .def(
+          "check",
+          [](Planner& p, const Handles& handles, const Counts& counts) {
+            RaiseIfError(p.Check({handles.data(), handles.shape(0)},
+                                 {counts.data(), counts.shape(0)}));
+          },
+          "handles"_a, "counts"_a)
       .def("commit", &Commit, "buffer"_a, "accepted"_a = nb::none())
       .def(
           "abort",

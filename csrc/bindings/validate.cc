@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "csrc/bindings/arrays.h"
+#include "csrc/bindings/host_batch.h"
 #include "csrc/bindings/module.h"
-#include "csrc/bindings/status.h"
 #include "csrc/core/str_cat.h"
 
 namespace nb = nanobind;
@@ -38,8 +38,6 @@ std::optional<int64_t> NoneIfNegative(int64_t value) {
   return value < 0 ? std::nullopt : std::optional<int64_t>(value);
 }
 
-using OptionalVector = std::optional<Input<int32_t, 1>>;
-
 // Smaller batches are proved before another thread could take the lock.
 constexpr size_t kReleaseGilAtPages = 4096;
 
@@ -49,31 +47,14 @@ std::vector<Violation> ValidateArrays(
     const OptionalVector& distribution, const OptionalVector& slot_mapping,
     int64_t page_size, int64_t total_num_pages, int64_t max_num_tokens,
     int level, int64_t sliding_window, int64_t smem_budget_bytes) {
-  const size_t rows = page_indices.shape(0);
-  if (kv_lens.shape(0) != rows || cu_q_lens.shape(0) != rows + 1 ||
-      num_seqs.shape(0) != 1 || (distribution && distribution->shape(0) != 3) ||
-      (slot_mapping &&
-       static_cast<int64_t>(slot_mapping->shape(0)) != max_num_tokens)) {
-    Raise(InvalidArgument(
-        StrCat("kv_lens, cu_q_lens, num_seqs, distribution and slot_mapping "
-               "must have ",
-               rows, ", ", rows + 1, ", 1, 3 and ", max_num_tokens,
-               " entries for page_indices of ", rows, " rows.")));
+  if (num_seqs.shape(0) != 1) {
+    Raise(InvalidArgument("num_seqs must have 1 entry."));
   }
-  const BatchView batch{
-      .kv_lens = kv_lens.data(),
-      .page_indices = page_indices.data(),
-      .cu_q_lens = cu_q_lens.data(),
-      .distribution = distribution ? distribution->data() : nullptr,
-      .slot_mapping = slot_mapping ? slot_mapping->data() : nullptr,
-      .num_seqs = num_seqs.data()[0],
-      .max_num_seqs = static_cast<int64_t>(rows),
-      .pages_per_seq = static_cast<int64_t>(page_indices.shape(1)),
-      .page_size = page_size,
-      .total_num_pages = total_num_pages,
-      .max_num_tokens = max_num_tokens,
-      .sliding_window = sliding_window,
-      .smem_budget_bytes = smem_budget_bytes};
+  BatchView batch = MakeView(kv_lens, page_indices, cu_q_lens,
+                             num_seqs.data()[0], distribution, slot_mapping,
+                             page_size, total_num_pages, max_num_tokens);
+  batch.sliding_window = sliding_window;
+  batch.smem_budget_bytes = smem_budget_bytes;
   std::optional<nb::gil_scoped_release> release;
   if (page_indices.size() >= kReleaseGilAtPages) release.emplace();
   return Validate(batch, static_cast<Level>(level));

@@ -116,10 +116,11 @@ def _attend(
         acc = acc * factor + _dot("hgnm,mhd->hgnd", weights.astype(v.dtype), v)
         return highest, total, acc
 
+    # Like the queries, so that under shard_map they vary with them.
     state = (
-        jnp.full((*shape, 1), -jnp.inf, jnp.float32),
-        jnp.zeros((*shape, 1), jnp.float32),
-        jnp.zeros((*shape, head_dim), jnp.float32),
+        jnp.full_like(queries, -jnp.inf, jnp.float32, (*shape, 1)),
+        jnp.zeros_like(queries, jnp.float32, (*shape, 1)),
+        jnp.zeros_like(queries, jnp.float32, (*shape, head_dim)),
     )
     _, total, acc = lax.fori_loop(
         begin // step, (end + step - 1) // step, block, state

@@ -8,6 +8,10 @@ runs it.
 
 from pagemill._version import __version__ as __version__
 from pagemill.batch import RaggedBatch as RaggedBatch
+from pagemill.buckets import BucketPlan as BucketPlan
+from pagemill.buckets import propose_buckets as propose_buckets
+from pagemill.buckets import split_by_budget as split_by_budget
+from pagemill.buckets import trace_step_sizes as trace_step_sizes
 from pagemill.checking import checked as checked
 from pagemill.checking import raise_for_code as raise_for_code
 from pagemill.device import DeviceTable as DeviceTable
@@ -25,11 +29,25 @@ from pagemill.kernels.ragged_paged_attention.api import (
 from pagemill.kernels.ragged_paged_attention.api import (
     update_kv_pages as update_kv_pages,
 )
+from pagemill.layouts import FlatLayout as FlatLayout
+from pagemill.layouts import IndptrLayout as IndptrLayout
+from pagemill.layouts import RaggedLayout as RaggedLayout
+from pagemill.layouts import as_flat as as_flat
+from pagemill.layouts import as_indptr as as_indptr
+from pagemill.layouts import as_ragged as as_ragged
+from pagemill.layouts import from_flat as from_flat
+from pagemill.layouts import from_indptr as from_indptr
+from pagemill.layouts import from_ragged as from_ragged
 from pagemill.params import Tuning as Tuning
 from pagemill.planner import Planner as Planner
 from pagemill.pool import PagePool as PagePool
 from pagemill.pool import PoolStats as PoolStats
 from pagemill.pool import Sequence as Sequence
+from pagemill.sharded import ShardedBatch as ShardedBatch
+from pagemill.sharded import ShardedPlanner as ShardedPlanner
 from pagemill.step import Step as Step
 from pagemill.validation import CheckCode as CheckCode
 from pagemill.validation import validate as validate
+from pagemill.work import WorkFlag as WorkFlag
+from pagemill.work import WorkList as WorkList
+from pagemill.work import work_list as work_list

@@ -240,6 +240,20 @@ def _host_arguments(batch: RaggedBatch) -> tuple[Any, ...]:
     return arguments
 
 
+def host_arrays(batch: RaggedBatch) -> dict[str, Any]:
+    """What the core needs of a batch on the host, beside its static part."""
+    return {
+        "kv_lens": _host(batch.kv_lens),
+        "page_indices": _host(batch.page_indices),
+        "cu_q_lens": _host(batch.cu_q_lens),
+        "num_seqs": int(np.asarray(batch.num_seqs)[0]),
+    }
+
+
+def _host(array: Any) -> Any:
+    return None if array is None else np.ascontiguousarray(array)
+
+
 def known(array: Any) -> bool:
     """Its values can be read here and now, without waiting for a device."""
     if isinstance(array, jax.core.Tracer):

@@ -73,6 +73,7 @@ class CapacityError(RuntimeError):
         available.
       fenced: pages held only by steps in flight: they come back when those
         are retired, so that preempting may not be needed.
+      rank: whose pool it is, from a :class:`pagemill.ShardedPlanner`.
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class CapacityError(RuntimeError):
         free: int = 0,
         evictable: int = 0,
         fenced: int = 0,
+        rank: int | None = None,
     ) -> None:
         super().__init__(message)
         self.need = need
         self.free = free
         self.evictable = evictable
         self.fenced = fenced
+        self.rank = rank
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _capacity_error, (
@@ -97,6 +100,7 @@ class CapacityError(RuntimeError):
             self.free,
             self.evictable,
             self.fenced,
+            self.rank,
         )
 
 
@@ -112,10 +116,20 @@ class UnsupportedError(NotImplementedError):
 
 
 def _capacity_error(
-    message: str, need: int, free: int, evictable: int, fenced: int
+    message: str,
+    need: int,
+    free: int,
+    evictable: int,
+    fenced: int,
+    rank: int | None,
 ) -> CapacityError:
     return CapacityError(
-        message, need=need, free=free, evictable=evictable, fenced=fenced
+        message,
+        need=need,
+        free=free,
+        evictable=evictable,
+        fenced=fenced,
+        rank=rank,
     )
 
 

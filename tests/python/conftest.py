@@ -1,8 +1,8 @@
-"""Two host devices, before jax starts."""
+"""Two host devices, or as many as a target asks for, before jax starts."""
 
 import os
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=2"
-)
+_FLAG = "--xla_force_host_platform_device_count"
+_flags = os.environ.get("XLA_FLAGS", "")
+if _FLAG not in _flags:
+    os.environ["XLA_FLAGS"] = f"{_flags} {_FLAG}=2"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "csrc/core/str_cat.h"
@@ -71,6 +72,11 @@ int32_t BucketOf(const std::vector<int64_t>& buckets, int64_t size) {
       std::lower_bound(buckets.begin(), buckets.end(), size) - buckets.begin());
 }
 
+Status InUse() {
+  return Unavailable(
+      "the planner is in use by another thread. Give each thread its own.");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Planner>> Planner::Create(std::shared_ptr<PagePool> pool,
@@ -130,27 +136,24 @@ StepBuffer* Planner::FindFree(int32_t* index) {
   return nullptr;
 }
 
-Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
-                              std::span<const int32_t> counts) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    return Unavailable(
-        "the planner is in use by another thread. Give each thread its own.");
-  }
+Result<StepBuffer*> Planner::Prepare(std::span<const SequenceHandle> handles,
+                                     std::span<const int32_t> counts,
+                                     Planned& planned) {
   if (handles.size() != counts.size()) {
     return InvalidArgument(StrCat("handles and counts differ in length: ",
                                   handles.size(), " and ", counts.size(), "."));
   }
-  int64_t total = 0;
   int32_t least = 1;
   for (int32_t count : counts) {
-    total += count;
+    planned.num_tokens += count;
     least = std::min(least, count);
   }
-  if (Status status = CheckCounts(counts, total, least); !status.ok()) {
-    return status;
+  if (Status s = CheckCounts(counts, planned.num_tokens, least); !s.ok()) {
+    return s;
   }
-  Planned planned;
+  planned.seq_bucket =
+      BucketOf(options_.seq_buckets, static_cast<int64_t>(handles.size()));
+  planned.token_bucket = BucketOf(options_.token_buckets, planned.num_tokens);
   StepBuffer* buffer = FindFree(&planned.buffer);
   if (buffer == nullptr) {
     return Unavailable(StrCat(
@@ -159,7 +162,19 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
         "abort steps and retire them with an output of their computation, or "
         "use a larger ring."));
   }
-  order_.Assign(handles, counts, total == static_cast<int64_t>(counts.size()));
+  return buffer;
+}
+
+Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
+                              std::span<const int32_t> counts) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return InUse();
+  Planned planned;
+  const Result<StepBuffer*> prepared = Prepare(handles, counts, planned);
+  if (!prepared.ok()) return prepared.status();
+  StepBuffer* const buffer = prepared.value();
+  order_.Assign(handles, counts,
+                planned.num_tokens == static_cast<int64_t>(counts.size()));
   SetRows(handles, counts, *buffer);
   delta_.indices.clear();
   delta_.pages.clear();
@@ -169,9 +184,21 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
   }
   buffer->Finish(order_.prefill_end());
   order_.Accept(handles);
-  planned.seq_bucket = BucketOf(options_.seq_buckets, buffer->num_seqs());
-  planned.token_bucket = BucketOf(options_.token_buckets, total);
   return planned;
+}
+
+Status Planner::Check(std::span<const SequenceHandle> handles,
+                      std::span<const int32_t> counts) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return InUse();
+  Planned planned;
+  if (Status s = Prepare(handles, counts, planned).status(); !s.ok()) return s;
+  PoolStep step;
+  step.handles.assign(handles.begin(), handles.end());
+  step.counts.assign(counts.begin(), counts.end());
+  std::vector<int32_t> order(handles.size());
+  std::iota(order.begin(), order.end(), 0);
+  return pool_->CheckStep(order, options_.sizes.pages_per_seq, step);
 }
 
 void Planner::SetRows(std::span<const SequenceHandle> handles,

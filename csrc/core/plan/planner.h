@@ -33,9 +33,10 @@ struct PlannerOptions {
 
 // A step's place: which buffer holds it, and its capacities.
 struct Planned {
-  int32_t buffer;
-  int32_t seq_bucket;
-  int32_t token_bucket;
+  int32_t buffer = 0;
+  int32_t seq_bucket = 0;
+  int32_t token_bucket = 0;
+  int64_t num_tokens = 0;
 };
 
 // Entries of the first group's flat page table that changed, for a copy of it
@@ -56,6 +57,10 @@ class Planner {
   // every buffer is leased or another thread is planning.
   Result<Planned> Step(std::span<const SequenceHandle> handles,
                        std::span<const int32_t> counts);
+
+  // Whether Step would succeed now: its errors, and nothing is changed.
+  Status Check(std::span<const SequenceHandle> handles,
+               std::span<const int32_t> counts);
 
   Status Commit(int64_t buffer, std::span<const int32_t> accepted);
   Status Abort(int64_t buffer);
@@ -78,6 +83,10 @@ class Planner {
 
   Status CheckCounts(std::span<const int32_t> counts, int64_t total,
                      int32_t least) const;
+  // The buffer for a step that the sizes allow, and where it is.
+  Result<StepBuffer*> Prepare(std::span<const SequenceHandle> handles,
+                              std::span<const int32_t> counts,
+                              Planned& planned);
   StepBuffer* FindFree(int32_t* index);
   void SetRows(std::span<const SequenceHandle> handles,
                std::span<const int32_t> counts, StepBuffer& buffer);

@@ -48,6 +48,7 @@ std::vector<int32_t> Values(const StepBuffer& buffer, Field field) {
 }
 
 using Ints = std::vector<int32_t>;
+using Ints64 = std::vector<int64_t>;
 
 TEST(PlannerTest, WritesEveryArray) {
   Fixture f = Make(8, 4, {.sizes = {10, 3, 3}});
@@ -130,6 +131,7 @@ TEST(PlannerTest, RefusesWhatDoesNotFit) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find(why), std::string::npos)
         << status.message();
+    EXPECT_EQ(f.planner->Check(handles, counts).message(), status.message());
     EXPECT_EQ(f.pool->num_free_pages(), 64);
   };
   refused({seqs[0], seqs[1], seqs[2]}, {1, 1, 1}, "max_num_seqs=2");
@@ -142,6 +144,27 @@ TEST(PlannerTest, RefusesWhatDoesNotFit) {
   refused({seqs[0], int64_t{1} << 40}, {1, 1}, "requests[1]");
   refused({seqs[0], 4711}, {1, 1}, "requests[1]");
   refused({seqs[0]}, {1, 1}, "differ in length");
+}
+
+TEST(PlannerTest, CheckChangesNothing) {
+  Fixture f = Make(3, 4, {.sizes = {16, 2, 4}, .ring = 1});
+  // The cached pages of a closed sequence, which a step may evict.
+  const Ints tokens(8, 7);
+  const SequenceHandle cached = f.pool->Open(tokens, {}).handle;
+  f.Run({cached}, {8});
+  ASSERT_TRUE(f.pool->Close(cached).ok());
+  const SequenceHandle a = f.Open(), b = f.Open();
+  EXPECT_TRUE(f.planner->Check(Ints64{b, a}, Ints{4, 8}).ok());
+  const Status status = f.planner->Check(Ints64{b, a}, Ints{4, 9});
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.shortage().need, 4);
+  EXPECT_EQ(f.pool->Length(a).value(), 0);
+  EXPECT_EQ(f.pool->Stats().evictions, 0);
+  EXPECT_EQ(f.pool->Probe(tokens, {}), 4);
+  const Planned step = f.planner->Step(Ints64{a}, Ints{1}).value();
+  EXPECT_EQ(f.planner->Check(Ints64{a}, Ints{1}).code(),
+            StatusCode::kUnavailable);
+  EXPECT_TRUE(f.planner->Abort(step.buffer).ok());
 }
 
 TEST(PlannerTest, RefusesBadOptions) {

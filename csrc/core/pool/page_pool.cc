@@ -216,8 +216,8 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
   to.published = from.published;
   to.num_keys = from.num_keys;
   if (Committed(from) < from.length) {
-    fork_notes_.push_back({handle, pages_.next_step(), from.length,
-                           from.details->truncations});
+    fork_notes_.push_back(
+        {handle, pages_.next_step(), from.length, from.details->truncations});
   }
   to.details = std::make_unique<SequenceDetails>(*from.details);
   const size_t shared = to.pages().size() - static_cast<size_t>(need);

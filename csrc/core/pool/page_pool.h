@@ -148,6 +148,13 @@ class PagePool {
     return Status();
   }
 
+  // Whether BeginStep would succeed now: its errors, and nothing is changed.
+  Status CheckStep(std::span<const int32_t> order, int64_t max_pages,
+                   const PoolStep& step) {
+    std::lock_guard lock(mutex_);
+    return CheckRows(order, max_pages, step);
+  }
+
   // How a step left its rows' sequences: Sequence::layout and their lengths.
   struct Left {
     const int64_t* layouts;
@@ -320,7 +327,7 @@ class PagePool {
   std::vector<PendingCopy> pending_;
   uint32_t checks_ = 0;
   int64_t layouts_ = 0;
-  std::vector<int64_t> open_steps_;  // ascending
+  std::vector<int64_t> open_steps_;   // ascending
   std::vector<ForkNote> fork_notes_;  // of open steps only
   int64_t num_open_ = 0;
   int64_t looked_up_tokens_ = 0, hit_tokens_ = 0;

@@ -176,8 +176,8 @@ int32_t PagePool::ForkedTo(const PoolStep& step, size_t row) const {
   int32_t end = 0;
   for (const ForkNote& note : fork_notes_) {
     if (note.from != step.handles[row] || note.step <= step.id) continue;
-    end = std::max(
-        end, std::min(note.length, EndOf(step, row, note.truncations)));
+    end = std::max(end,
+                   std::min(note.length, EndOf(step, row, note.truncations)));
   }
   return end;
 }
