@@ -2,8 +2,9 @@
 // it pays for a second pass that names every offender.
 //
 // Both passes read rows before num_seqs and live page slots only, whatever the
-// arrays hold.  Accepting costs O(live page slots); it allocates nothing after
-// the first call of a thread with as many pages.
+// arrays hold.  Accepting costs O(live page slots) on the best instruction set
+// that there is, and allocates nothing after the first call of a thread with
+// as many pages and rows.  Naming offenders costs O(bad rows' slots) more.
 #ifndef PAGEMILL_CSRC_CORE_VALIDATE_H_
 #define PAGEMILL_CSRC_CORE_VALIDATE_H_
 
@@ -26,7 +27,7 @@ enum class CheckCode : int32_t {
 
 enum class Level {
   kStructure,  // lengths, order, ranges, capacities
-  kFull,       // + page ownership, decode and prefill rows
+  kFull,       // + page ownership, decode and prefill rows, scalar memory
 };
 
 struct CheckInfo {

@@ -14,18 +14,17 @@ struct Row {
   static RowFindings Scan(const int32_t* pages, int64_t count,
                           const TableScan& scan) {
     uint32_t outside = 0;
-    int64_t hits = 0;
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t page = static_cast<uint32_t>(pages[i]);
-      const uint32_t inside =
-          page < scan.total_num_pages;  // negatives are high
-      outside |= inside ^ 1;
-      if constexpr (kLookup == Lookup::kMarks) {
-        const uint32_t safe = inside != 0 ? page : 0;
-        hits += (scan.marks[safe / 32] >> (safe % 32)) & inside;
-      }
+      outside |= page >= scan.total_num_pages;  // negatives wrap high
     }
-    return {outside != 0, hits};
+    int64_t hits = 0;
+    if (kLookup == Lookup::kNone || outside != 0) return {outside != 0, hits};
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t page = static_cast<uint32_t>(pages[i]);
+      hits += (scan.marks[page / 32] >> (page % 32)) & 1;
+    }
+    return {false, hits};
   }
 
   template <Lookup kLookup>
