@@ -23,7 +23,7 @@ void Pages::Share(int32_t page) {
       RemoveEvictable(page);
       [[fallthrough]];
     case PageState::kFenced:  // its fence finds another ticket, or none
-      Move(page, PageState::kPublished);
+      Move(page, HasKey(page) ? PageState::kPublished : PageState::kWritten);
       records_[page].count = 1;
       return;
     default:
@@ -33,13 +33,28 @@ void Pages::Share(int32_t page) {
 
 bool Pages::Publish(int32_t page, PageKey key) {
   if (Lookup(key) != kNone) return false;
+  Index(page, key, &heads_[Bucket(key)]);
+  return true;
+}
+
+void Pages::PublishBehind(int32_t page, PageKey key) {
+  int32_t* link = &heads_[Bucket(key)];
+  while (*link != 0) link = &links_[*link - 1];
+  Index(page, key, link);
+}
+
+void Pages::Index(int32_t page, PageKey key, int32_t* link) {
   keys_[page] = key;
-  int32_t& head = heads_[Bucket(key)];
-  links_[page] = head;
-  head = page + 1;
+  links_[page] = *link;
+  *link = page + 1;
   Move(page, PageState::kPublished);
   Log(PageEvent::kPublished, page);
-  return true;
+}
+
+bool Pages::IsIndexed(int32_t page) const {
+  int32_t link = heads_[Bucket(keys_[page])];
+  while (link != 0 && link != page + 1) link = links_[link - 1];
+  return link != 0;
 }
 
 void Pages::Unpublish(int32_t page) {
@@ -80,9 +95,18 @@ void Pages::RemoveEvictable(int32_t page) {
 int32_t Pages::EvictOldest() {
   const int32_t page = oldest_;
   RemoveEvictable(page);
-  Unpublish(page);
+  if (HasKey(page)) Unpublish(page);
   Move(page, PageState::kFree);
   return page;
+}
+
+void Pages::Forget(int32_t page) {
+  if (HasKey(page)) Unpublish(page);
+  if (state(page) == PageState::kPublished) Move(page, PageState::kWritten);
+}
+
+void Pages::ForgetEvictable() {
+  for (int32_t p = oldest_; p != kNone; p = records_[p].next) Forget(p);
 }
 
 int64_t Pages::EvictAll() {
@@ -161,7 +185,7 @@ const char* Pages::Audit(const std::vector<int32_t>& holders) const {
     if (state(page) == PageState::kPublished && !HasKey(page)) {
       return "a published page has no key";
     }
-    if (HasKey(page) && Lookup(keys_[page]) != page) {
+    if (HasKey(page) && !IsIndexed(page)) {
       return "a published page is missing from the index";
     }
   }
