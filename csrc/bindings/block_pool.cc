@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -40,7 +41,7 @@ nb::bytes Joined(const BlockHash& hash) {
   return nb::bytes(out.data(), static_cast<size_t>(end - out.data()));
 }
 
-std::unique_ptr<BlockPool> MakePool(int64_t num_blocks, bool caching,
+std::shared_ptr<BlockPool> MakePool(int64_t num_blocks, bool caching,
                                     bool log_evictions) {
   return ValueOrRaise(BlockPool::Create(num_blocks, caching, log_evictions));
 }
@@ -48,7 +49,7 @@ std::unique_ptr<BlockPool> MakePool(int64_t num_blocks, bool caching,
 void Publish(BlockPool& pool, const Ids& blocks, const Hashes& hashes,
              const std::vector<int64_t>& num_tokens, uint32_t group) {
   std::vector<BlockHash> keys;
-  keys.reserve(nb::len(hashes));
+  keys.reserve(hashes.size());
   for (nb::handle hash : hashes) {
     keys.push_back(HashFrom(nb::cast<nb::bytes>(hash), group));
   }

@@ -39,6 +39,9 @@ struct BlockHash {
   static Result<BlockHash> Of(std::span<const uint8_t> bytes, uint32_t group);
   // 128 bits of it, that groups do not share.
   PageKey Key() const;
+  bool IsSame(const BlockHash& other) const {
+    return bytes == other.bytes && size == other.size && group == other.group;
+  }
 };
 
 class BlockPool {
@@ -66,9 +69,7 @@ class BlockPool {
   Status Publish(std::span<const int32_t> blocks,
                  std::span<const BlockHash> hashes);
   // The block that was first published under the hash and still is, or kNone.
-  int32_t Find(const BlockHash& hash) const {
-    return caching_ ? pages_.Lookup(hash.Key()) : kNone;
-  }
+  int32_t Find(const BlockHash& hash) const;
 
   // Nobody finds these blocks any more; those held stay held, others keep their
   // place in the order of reuse.  Blocks without a hash are passed over.
