@@ -71,10 +71,9 @@ def make_managers(
         **options,
     }
     config = make_config(num_blocks, windows)
-    return (
-        vllm_core.load().manager.KVCacheManager(config, **options),
-        compat.KVCacheManager(config, **options),
-    )
+    theirs = vllm_core.load().manager.KVCacheManager(config, **options)
+    theirs.block_pool.medium = own_events.MEDIUM_GPU  # a stub
+    return theirs, compat.KVCacheManager(config, **options)
 
 
 def free_order(pool: Any) -> list[int]:
@@ -109,7 +108,11 @@ class PoolStream:
         num_blocks = self.random.choice([2, 9, 40])
         self.pools = (
             vllm_core.load().block_pool.BlockPool(
-                num_blocks, caching, SIZE, enable_kv_cache_events=True
+                num_blocks,
+                caching,
+                SIZE,
+                enable_kv_cache_events=True,
+                medium=own_events.MEDIUM_GPU,
             ),
             compat.BlockPool(
                 num_blocks, caching, SIZE, enable_kv_cache_events=True
