@@ -49,7 +49,11 @@ def make_config(num_blocks: int, windows: list[int | None]) -> Any:
         else interface.SlidingWindowSpec(**shape, sliding_window=window)
         for window in windows
     ]
-    return interface.KVCacheConfig(
+
+    class Zeroed(interface.KVCacheConfig):
+        needs_kv_cache_zeroing = True
+
+    return Zeroed(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=[
@@ -232,7 +236,7 @@ class ManagerStream:
         self.made = 0
         self.waiting: list[Any] = []
         self.running: list[Any] = []
-        self.counts = dict.fromkeys(("hit", "full", "admitted"), 0)
+        self.counts = dict.fromkeys(("hit", "full", "admitted", "brought"), 0)
 
     def step(self) -> None:
         name = self.random.choices(
@@ -248,14 +252,20 @@ class ManagerStream:
             assert ours.estimate_cached_tokens(
                 request
             ) == theirs.estimate_cached_tokens(request)
+            computed = request.num_computed_tokens
+            assert ours.get_block_ids_for_computed_tokens(
+                name, computed
+            ) == theirs.get_block_ids_for_computed_tokens(name, computed)
         assert ours.usage == theirs.usage
+        assert ours.take_new_block_ids() == theirs.take_new_block_ids()
         assert ours.take_events() == theirs.take_events()
 
     def arrive(self) -> None:
         shared = self.random.randrange(3)
         common = self.random.randrange(100)
         tail = [
-            self.random.randrange(9) for _ in range(self.random.randrange(1, 80))
+            self.random.randrange(9)
+            for _ in range(self.random.choice([5, 20, 80, 200]))
         ]
         tokens = [shared * 1000 + i for i in range(common)] + tail
         self.made += 1
@@ -266,15 +276,25 @@ class ManagerStream:
     def allocate(self, request: Any, new: int, **options: Any) -> bool:
         """Allocates with what is cached, and compares."""
         results = []
+        external = options.pop("external", 0)
         for manager in self.managers:
-            blocks, cached = None, 0
+            blocks, cached, brought = None, 0, 0
             if options.get("lookup"):
                 blocks, cached, junction = manager.get_computed_blocks(request)
                 results.append((blocks.get_block_ids(), cached, junction))
+                brought = min(external, request.num_tokens - cached - 1)
             call = {k: v for k, v in options.items() if k != "lookup"}
-            count = min(new, request.num_tokens - cached)
+            count = min(new, request.num_tokens - cached - brought)
+            if brought and self.made % 2:  # they are loaded, and no more
+                count, call["delay_cache_blocks"] = 0, True
             made = manager.allocate_slots(
-                request, count, cached, blocks, **call
+                request,
+                count,
+                cached,
+                blocks,
+                num_external_computed_tokens=brought,
+                skip_zeroing_group_ids=(0,) if self.made % 3 else (),
+                **call,
             )
             results.append(made and made.get_block_ids())
         half = len(results) // 2
@@ -284,7 +304,8 @@ class ManagerStream:
             return False
         if options.get("lookup"):
             self.counts["hit"] += bool(cached)
-            request.num_computed_tokens = cached
+            request.num_computed_tokens = cached + brought
+            self.counts["brought"] += brought > 0
         request.num_computed_tokens += count
         return True
 
@@ -297,6 +318,7 @@ class ManagerStream:
             request,
             new,
             lookup=True,
+            external=self.random.choice([0, 0, 0, 16, 50, 150]),
             full_sequence_must_fit=self.random.random() < 0.5,
             num_lookahead_tokens=self.random.choice([0, 0, 5]),
             reserved_blocks=self.random.choice([0, 0, 3]),
@@ -391,6 +413,7 @@ CASES = {
     "window": ([40], {}),
     "window of 1": ([1], {}),
     "window and eagle": ([40], {"use_eagle": True}),
+    "window of few": ([40], {"max_in_flight_tokens": 20}),
     "hybrid": ([None, 40], {"max_in_flight_tokens": 60}),
     "hybrid of 4": ([40, None, 40, 100], {}),
     "two windows": ([17, 70], {}),

@@ -60,10 +60,14 @@ class Group:
         self._pool = pool
         self._core = pool.core
 
-    def passed_blocks(self, num_tokens: int) -> int:
-        """Blocks at the front that no token at or past num_tokens needs."""
+    def passed_tokens(self, num_tokens: int) -> int:
+        """Tokens at the front that none at or past num_tokens needs."""
         del num_tokens
         return 0
+
+    def passed_blocks(self, num_tokens: int) -> int:
+        """Blocks full of such tokens."""
+        return self.passed_tokens(num_tokens) // self.block_size
 
     def count_needed(
         self,
@@ -192,9 +196,9 @@ class WindowGroup(Group):
             ceil_div(spec.sliding_window - 1, self.block_size) + drop_last
         )
 
-    def passed_blocks(self, num_tokens: int) -> int:
-        """Blocks at the front that no token at or past num_tokens needs."""
-        return max(0, num_tokens - self._kept_tokens) // self.block_size
+    def passed_tokens(self, num_tokens: int) -> int:
+        """Tokens at the front that none at or past num_tokens needs."""
+        return max(0, num_tokens - self._kept_tokens)
 
     def reachable(self, num_blocks: int) -> list[bool] | None:
         """Which of some blocks a lookup may return; None: all."""

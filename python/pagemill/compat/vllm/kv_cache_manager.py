@@ -99,6 +99,10 @@ class KVCacheManager:
             use_eagle=use_eagle,
         )
         self.num_kv_cache_groups = len(self.groups)
+        # What a scheduler asks on behalf of other kinds of groups.
+        self.metrics_collector = None
+        self.mamba_shared_prefix_checkpoint = False
+        self.retained_hit_group_ids: tuple[int, ...] = ()
         self._check_sizes(scheduler_block_size, hash_block_size)
         self._check_retention()
         self._lookups = _by_spec(self.groups) if enable_caching else []
@@ -399,6 +403,8 @@ class KVCacheManager:
         if num_external_tokens <= 0:
             return
         for group in self.groups:
+            if group.passed_tokens(num_computed_tokens) == num_computed_tokens:
+                continue
             new = group.extend(request_id, num_computed_tokens)
             if self._zeroed and group.index not in skip_zeroing_group_ids:
                 self._new_block_ids[group.index] += new
