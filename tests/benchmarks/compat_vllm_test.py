@@ -397,11 +397,13 @@ class ManagerStream:
                 cut = manager.truncate_computed_blocks(
                     blocks, cached // SIZE // 2 * SIZE
                 )
-                found.append((
-                    cut.get_block_ids(),
-                    (cut + blocks).get_block_ids(allow_none=True),
-                    blocks.get_unhashed_block_ids_all_groups(),
-                ))
+                found.append(
+                    (
+                        cut.get_block_ids(),
+                        (cut + blocks).get_block_ids(allow_none=True),
+                        blocks.get_unhashed_block_ids_all_groups(),
+                    )
+                )
             assert found[0] == found[1]
 
 
@@ -416,6 +418,7 @@ CASES = {
     "window of few": ([40], {"max_in_flight_tokens": 20}),
     "hybrid": ([None, 40], {"max_in_flight_tokens": 60}),
     "hybrid of 4": ([40, None, 40, 100], {}),
+    "two of full": ([None, None], {}),
     "two windows": ([17, 70], {}),
     "hybrid, no cache": ([None, 40], {"enable_caching": False}),
     "hybrid, eagle, no cache": (

@@ -207,9 +207,9 @@ def test_caching_twice() -> None:
     blocks = pool.get_new_blocks(3)
     pool.cache_full_blocks(request, blocks, 0, 1, SIZE, 0)
     before = state(pool)
-    with pytest.raises(PagemillError, match="block 1 .* cached already"):
+    with pytest.raises(PagemillError, match=r"block 1 .* cached already"):
         pool.cache_full_blocks(request, blocks, 0, 2, SIZE, 0)
-    with pytest.raises(PagemillError, match="block 2 .* named twice"):
+    with pytest.raises(PagemillError, match=r"block 2 .* named twice"):
         pool.cache_full_blocks(request, [blocks[1]] * 2, 0, 2, SIZE, 0)
     with pytest.raises(PagemillError, match="must have them for 4"):
         pool.cache_full_blocks(request, blocks * 2, 1, 4, SIZE, 0)

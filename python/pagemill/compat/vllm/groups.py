@@ -99,6 +99,14 @@ class Group:
         kept = computed[max(0, passed - held) :]
         return needed + self._core.count_released(kept)
 
+    def needs_nothing(
+        self, request_id: str, num_tokens: int, num_to_cache: int
+    ) -> bool:
+        """Whether a request has room and fills no block that is not cached."""
+        room = len(self.tables.get(request_id, ())) * self.block_size
+        cached = self.num_cached.get(request_id, 0)
+        return room >= num_tokens and num_to_cache // self.block_size <= cached
+
     def adopt(
         self,
         request_id: str,
@@ -251,7 +259,7 @@ def make_groups(
             "use_eagle cannot be honoured with several kv_cache_groups and "
             "enable_caching. Use one group, or pass enable_caching=False."
         )
-    groups = []
+    groups: list[Group] = []
     for index, group in enumerate(config.kv_cache_groups):
         spec = group.kv_cache_spec
         _check(group, spec, index)

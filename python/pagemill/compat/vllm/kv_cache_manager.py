@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagemill.compat.vllm import events as own_events
+from pagemill.compat.vllm import options
 from pagemill.compat.vllm.block_pool import BlockPool
 from pagemill.compat.vllm.blocks import KVCacheBlock, KVCacheBlocks
-from pagemill.compat.vllm.groups import Group, ceil_div, make_groups
+from pagemill.compat.vllm.groups import ceil_div, make_groups
+from pagemill.compat.vllm.lookup import Lookup
 from pagemill.compat.vllm.stats import PrefixCacheStats
-from pagemill.errors import PagemillError, UnsupportedError
+from pagemill.errors import PagemillError
 
 _WAITING = ("WAITING", "PREEMPTED")
 
@@ -59,7 +61,7 @@ class KVCacheManager:
         *,
         kv_events: Any = own_events,
     ) -> None:
-        _refuse(
+        options.refuse(
             dcp_world_size=(dcp_world_size, 1),
             pcp_world_size=(pcp_world_size, 1),
             enable_mamba_shared_prefix_checkpoint=(
@@ -103,55 +105,22 @@ class KVCacheManager:
         self.metrics_collector = None
         self.mamba_shared_prefix_checkpoint = False
         self.retained_hit_group_ids: tuple[int, ...] = ()
-        self._check_sizes(scheduler_block_size, hash_block_size)
-        self._check_retention()
-        self._lookups = _by_spec(self.groups) if enable_caching else []
-        self._uncached_tail = self._lookahead(num_prefill_lookahead)
+        options.check_retention(kv_cache_config, self.groups)
+        if enable_caching:
+            options.check_block_sizes(
+                self.groups, scheduler_block_size, hash_block_size
+            )
+        self._lookup = Lookup(self.groups)
+        self._uncached_tail = options.uncached_tail(
+            self.groups, num_prefill_lookahead, caching=enable_caching
+        )
+        self._may_need_nothing = self.watermark_blocks == 0 and all(
+            group.window is None for group in self.groups
+        )
         # Ids of new blocks, for whoever has to zero them.
         self._zeroed = getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
         self._new_block_ids: list[list[int]] = [[] for _ in self.groups]
         self.empty_kv_cache_blocks = KVCacheBlocks(((),) * len(self.groups))
-
-    def _check_sizes(
-        self, scheduler_block_size: int, hash_block_size: int
-    ) -> None:
-        sizes = {group.block_size for group in self.groups}
-        if self.enable_caching:
-            sizes |= {scheduler_block_size, hash_block_size}
-        if len(sizes) > 1:
-            raise UnsupportedError(
-                "scheduler_block_size, hash_block_size and the block_size of "
-                f"every group must be equal, not {sorted(sizes)}."
-            )
-        if self.enable_caching and not self.groups:
-            raise UnsupportedError(
-                "enable_caching=True needs a KV cache group. Pass False."
-            )
-
-    def _check_retention(self) -> None:
-        interval = getattr(
-            self.kv_cache_config, "prefix_cache_retention_interval", None
-        )
-        windows = any(group.window is not None for group in self.groups)
-        if interval is None or (interval == 0 and not windows):
-            return
-        raise UnsupportedError(
-            f"prefix_cache_retention_interval={interval} cannot be honoured: "
-            "every block is cached. Pass None."
-        )
-
-    def _lookahead(self, num_prefill_lookahead: int) -> int:
-        drops = any(group.drop_last for group in self.groups)
-        if self.enable_caching and drops:
-            size = self.groups[0].block_size
-            if num_prefill_lookahead > size:
-                raise PagemillError(
-                    f"num_prefill_lookahead={num_prefill_lookahead} must be "
-                    f"at most scheduler_block_size={size} with use_eagle and "
-                    "enable_caching."
-                )
-        one = self.num_kv_cache_groups == 1
-        return max(0, num_prefill_lookahead - 1) if one else 0
 
     # --------------------------------------------------------------- usage
 
@@ -205,7 +174,9 @@ class KVCacheManager:
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
-        ids, hit, longest = self._find(request.block_hashes, request.num_tokens)
+        ids, hit, longest = self._lookup.find(
+            request.block_hashes, request.num_tokens - 1
+        )
         if (
             hit
             and self.enable_kv_cache_events
@@ -222,34 +193,6 @@ class KVCacheManager:
     ) -> tuple[KVCacheBlocks, int, int, bool]:
         """The same; groups never disagree here."""
         return *self.get_computed_blocks(request), False
-
-    def _find(
-        self, hashes: Sequence[bytes], num_tokens: int
-    ) -> tuple[tuple[list[int], ...], int, int]:
-        """Block ids of each group, tokens found, and by the first group."""
-        size = self.groups[0].block_size
-        limit = (num_tokens - 1) // size
-        if self.num_kv_cache_groups == 1:
-            group = self.groups[0]
-            # A hit's last block, if it is dropped, may be the last there is.
-            (ids,) = group.find(hashes, min(limit, len(hashes)), [0])
-            return (ids,), len(ids) * size, 0
-        limit = min(limit, len(hashes))
-        found: dict[int, list[int]] = {}
-        longest = None
-        while True:
-            before = limit
-            for lookup, members in self._lookups:
-                # Any part of a prefix of full attention is one.
-                if lookup.window is not None or lookup.index not in found:
-                    blocks = lookup.find(hashes, limit, members)
-                    found.update(zip(members, blocks, strict=True))
-                limit = min(limit, len(found[lookup.index]))
-                longest = limit if longest is None else longest
-            if limit == before:
-                break
-        ids = tuple(found[g][:limit] for g in range(self.num_kv_cache_groups))
-        return ids, limit * size, (longest or 0) * size
 
     # ---------------------------------------------------------- allocation
 
@@ -301,6 +244,21 @@ class KVCacheManager:
         request_id = request.request_id
         local = request.num_computed_tokens + num_new_computed_tokens
         total = min(local + num_external_computed_tokens, self.max_model_len)
+        need_slot = min(
+            total + num_new_tokens + num_lookahead_tokens, self.max_model_len
+        )
+        to_cache = (
+            0
+            if delay_cache_blocks
+            else min(total + num_new_tokens, request.num_tokens)
+        )
+        if (
+            new_computed_blocks is None
+            and self._may_need_nothing
+            and not (full_sequence_must_fit or reserved_blocks)
+            and self._needs_nothing(request_id, need_slot, to_cache)
+        ):
+            return self.empty_kv_cache_blocks
         computed = self._computed_ids(request_id, new_computed_blocks)
         spare = self._watermark(request) if has_scheduled_reqs else 0
         if full_sequence_must_fit:
@@ -310,9 +268,6 @@ class KVCacheManager:
             )
             if need + spare > self._core.num_free:
                 return None
-        need_slot = min(
-            total + num_new_tokens + num_lookahead_tokens, self.max_model_len
-        )
         self.remove_skipped_blocks(
             request_id,
             max(0, total - getattr(request, "num_in_flight_tokens", 0)),
@@ -331,15 +286,25 @@ class KVCacheManager:
                 num_external_computed_tokens,
                 skip_zeroing_group_ids,
             )
-        new = tuple(group.extend(request_id, need_slot) for group in self.groups)
+        new = tuple(
+            group.extend(request_id, need_slot) for group in self.groups
+        )
         if self._zeroed:
-            for record, ids in zip(self._new_block_ids, new, strict=True):
-                record += ids
-        if not delay_cache_blocks:
-            self.cache_blocks(
-                request, min(total + num_new_tokens, request.num_tokens)
-            )
+            for group, ids in zip(self.groups, new, strict=True):
+                self._new_block_ids[group.index] += ids
+        self.cache_blocks(request, to_cache)
         return self._make(new)
+
+    def _needs_nothing(
+        self, request_id: str, need_slot: int, to_cache: int
+    ) -> bool:
+        """Whether a request has room, and fills no block: most decode steps."""
+        if not self.enable_caching:
+            to_cache = 0
+        return all(
+            group.needs_nothing(request_id, need_slot, to_cache)
+            for group in self.groups
+        )
 
     def _computed_ids(
         self, request_id: str, blocks: KVCacheBlocks | None
@@ -470,7 +435,9 @@ class KVCacheManager:
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Their ids."""
-        return tuple([*group.tables.get(request_id, ())] for group in self.groups)
+        return tuple(
+            [*group.tables.get(request_id, ())] for group in self.groups
+        )
 
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
@@ -483,7 +450,9 @@ class KVCacheManager:
             for group in self.groups
         )
 
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+    def get_num_common_prefix_blocks(
+        self, running_request_id: str
+    ) -> list[int]:
         """0 for each group, as vLLM returns since it has no cascade."""
         del running_request_id
         return [0] * self.num_kv_cache_groups
@@ -508,7 +477,9 @@ class KVCacheManager:
         self, blocks: tuple[list[KVCacheBlock], ...]
     ) -> KVCacheBlocks:
         """From blocks of each group."""
-        return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+        return (
+            KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+        )
 
     def truncate_computed_blocks(
         self, blocks: KVCacheBlocks, num_computed_tokens: int
@@ -575,24 +546,3 @@ class KVCacheManager:
         if not any(ids):
             return self.empty_kv_cache_blocks
         return KVCacheBlocks.of_ids(self.block_pool, ids)
-
-
-def _by_spec(groups: Sequence[Group]) -> list[tuple[Group, list[int]]]:
-    """Groups of equal specs are looked up together; full attention first."""
-    lookups: list[tuple[Group, list[int]]] = []
-    for group in groups:
-        for first, members in lookups:
-            if first.spec == group.spec:
-                members.append(group.index)
-                break
-        else:
-            lookups.append((group, [group.index]))
-    return sorted(lookups, key=lambda lookup: lookup[0].window is not None)
-
-
-def _refuse(**options: tuple[Any, Any]) -> None:
-    for name, (value, only) in options.items():
-        if value != only:
-            raise UnsupportedError(
-                f"{name}={value} cannot be honoured: it must be {only}."
-            )
