@@ -8,6 +8,7 @@ namespace pagemill::bindings {
 
 void BindValidate(nanobind::module_& m);
 void BindPagePool(nanobind::module_& m);
+void BindBlockPool(nanobind::module_& m);
 void BindPlanner(nanobind::module_& m);
 void BindLayouts(nanobind::module_& m);
 void BindFfi(nanobind::module_& m);

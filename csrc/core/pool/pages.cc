@@ -22,7 +22,7 @@ void Pages::Share(int32_t page) {
       RemoveEvictable(page);
       [[fallthrough]];
     case PageState::kFenced:  // its fence finds another ticket, or none
-      Move(page, PageState::kPublished);
+      Move(page, HasKey(page) ? PageState::kPublished : PageState::kWritten);
       records_[page].count = 1;
       return;
     default:
@@ -37,16 +37,32 @@ bool Pages::Publish(int32_t page, PageKey key) {
   for (; *link != 0; link = &entries_[*link - 1].link) {
     if (entries_[*link - 1].key() == key) return false;
   }
-  *link = page + 1;
+  Index(page, key, link);
+  return true;
+}
+
+void Pages::PublishBehind(int32_t page, PageKey key) {
+  int32_t* link = &heads_[Bucket(key)];
+  while (*link != 0) link = &entries_[*link - 1].link;
+  Index(page, key, link);
+}
+
+void Pages::Index(int32_t page, PageKey key, int32_t* end) {
+  *end = page + 1;
   entries_[page].set_key(key);
   entries_[page].link = 0;
   Move(page, PageState::kPublished);
   Log(PageEvent::kPublished, page);
-  return true;
+}
+
+bool Pages::IsIndexed(int32_t page) const {
+  int32_t link = heads_[Bucket(key(page))];
+  while (link != 0 && link != page + 1) link = entries_[link - 1].link;
+  return link != 0;
 }
 
 void Pages::Unpublish(int32_t page) {
-  int32_t* link = &heads_[Bucket(entries_[page].key())];
+  int32_t* link = &heads_[Bucket(key(page))];
   while (*link != page + 1) link = &entries_[*link - 1].link;
   *link = entries_[page].link;
   Log(PageEvent::kEvicted, page);
@@ -84,7 +100,7 @@ void Pages::RemoveEvictable(int32_t page) {
 void Pages::PrefetchOldest() const {
   int32_t page = oldest_;
   for (int ahead = 0; page != kNone && ahead < 8; ++ahead) {
-    if (ahead == 4) PrefetchBucket(entries_[page].key());
+    if (ahead == 4) PrefetchBucket(key(page));
     page = records_[page].next;
   }
   if (page != kNone) __builtin_prefetch(&entries_[page]);
@@ -93,10 +109,19 @@ void Pages::PrefetchOldest() const {
 int32_t Pages::EvictOldest() {
   const int32_t page = oldest_;
   RemoveEvictable(page);
-  PrefetchOldest();
-  Unpublish(page);
+  if (indexed_) PrefetchOldest();
+  if (HasKey(page)) Unpublish(page);
   Move(page, PageState::kFree);
   return page;
+}
+
+void Pages::Forget(int32_t page) {
+  if (HasKey(page)) Unpublish(page);
+  if (state(page) == PageState::kPublished) Move(page, PageState::kWritten);
+}
+
+void Pages::ForgetEvictable() {
+  for (int32_t p = oldest_; p != kNone; p = records_[p].next) Forget(p);
 }
 
 int64_t Pages::EvictAll() {
@@ -157,7 +182,7 @@ void Pages::Lift(const Fence& fence) {
 
 void Pages::Log(PageEvent::Kind kind, int32_t page) {
   if (events_.size() < max_events_) {
-    events_.push_back({kind, page, entries_[page].key()});
+    events_.push_back({kind, page, key(page)});
   } else if (max_events_ > 0) {
     ++dropped_events_;
   }
@@ -176,7 +201,7 @@ const char* Pages::Audit(const std::vector<int32_t>& holders) const {
     if (state(page) == PageState::kPublished && !HasKey(page)) {
       return "a published page has no key";
     }
-    if (HasKey(page) && Lookup(entries_[page].key()) != page) {
+    if (HasKey(page) && !IsIndexed(page)) {
       return "a published page is missing from the index";
     }
   }

@@ -8,9 +8,11 @@
 //    ^                                                           |
 //    '----------------------------- Take (evicts) ---------------'
 //
-// A page whose last holder lets go while a step that may read or write it is
-// in flight is fenced until that step is retired; otherwise it is free, or
-// evictable when it is published.  Eviction takes what was released first.
+// Forget leaves an evictable page evictable, without a key; sharing it makes it
+// written.  A page whose last holder lets go while a step that may read or
+// write it is in flight is fenced until that step is retired; otherwise it is
+// free, or evictable when it is published.  Eviction takes what was released
+// first.
 //
 // 32 bytes a page, of which the pages that were never used touch none.
 // Not thread-safe; every call is O(1) but for the walk of one index bucket.
@@ -97,6 +99,10 @@ class Pages {
   int32_t references(int32_t page) const {
     return IsHeld(state(page)) ? static_cast<int32_t>(records_[page].count) : 0;
   }
+  // Published or evictable, or fenced and one of these before; not forgotten.
+  bool HasKey(int32_t page) const {
+    return indexed_ && static_cast<bool>(key(page));
+  }
   // Held once and not published: its holder may write it.
   bool IsPrivate(int32_t page) const { return privacy()(page); }
 
@@ -131,6 +137,8 @@ class Pages {
 
   // Lets others find the page, unless one with the same key is there already.
   bool Publish(int32_t page, PageKey key);
+  // Lets others find the page once those with the same key are gone.
+  void PublishBehind(int32_t page, PageKey key);
 
   // The page has one holder, who will write it: nobody finds it any more.
   void MakePrivate(int32_t page) {
@@ -166,6 +174,11 @@ class Pages {
     return static_cast<int64_t>(in_flight_.size());
   }
 
+  // Nobody finds a published or evictable page any more; held by nobody, it
+  // keeps its place in the order of eviction.
+  void Forget(int32_t page);
+  // Forgets every page that nobody holds.
+  void ForgetEvictable();
   // Published pages held by nobody become free; returns how many.
   int64_t EvictAll();
   int64_t num_evictions() const { return num_evictions_; }
@@ -234,9 +247,8 @@ class Pages {
     return static_cast<size_t>(
         static_cast<unsigned __int128>(key.low) * buckets_ >> 64);
   }
-  bool HasKey(int32_t page) const {
-    return indexed_ && static_cast<bool>(entries_[page].key());
-  }
+
+  PageKey key(int32_t page) const { return entries_[page].key(); }
 
   void Enter(int32_t page, PageState state) {
     records_[page].state = static_cast<uint32_t>(state);
@@ -267,7 +279,10 @@ class Pages {
   void RemoveEvictable(int32_t page);
   int32_t EvictOldest();
   void PrefetchOldest() const;
+  // Enters the page at the end of its key's bucket.
+  void Index(int32_t page, PageKey key, int32_t* end);
   void Unpublish(int32_t page);
+  bool IsIndexed(int32_t page) const;
   void Log(PageEvent::Kind kind, int32_t page);
 
   const int64_t total_;

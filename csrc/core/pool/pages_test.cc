@@ -55,6 +55,38 @@ TEST(PagesTest, OneKeyOnePage) {
   EXPECT_EQ(pages.Lookup(Key(7)), first);
 }
 
+TEST(PagesTest, PagesBehindOneWithTheSameKey) {
+  Pages pages(3, true, 0);
+  const int32_t a = pages.Take(), b = pages.Take(), c = pages.Take();
+  for (const int32_t page : {a, b, c}) {
+    pages.Commit(page);
+    pages.PublishBehind(page, Key(7));
+  }
+  EXPECT_STREQ(pages.Audit({1, 1, 1}), "");
+  for (const int32_t page : {a, b, c}) {
+    EXPECT_EQ(pages.Lookup(Key(7)), page);
+    pages.Forget(page);
+    EXPECT_EQ(pages.state(page), PageState::kWritten);
+  }
+  EXPECT_EQ(pages.Lookup(Key(7)), Pages::kNone);
+  EXPECT_EQ(pages.num_evictions(), 3);
+}
+
+TEST(PagesTest, ForgottenPagesAreTakenInTheirOrder) {
+  Pages pages(3, true, 0);
+  const int32_t a = Cache(pages, 0), b = Cache(pages, 1), c = Cache(pages, 2);
+  pages.Forget(b);
+  EXPECT_EQ(pages.Lookup(Key(1)), Pages::kNone);
+  EXPECT_EQ(pages.Take(), a);
+  EXPECT_EQ(pages.Take(), b);
+  pages.ForgetEvictable();
+  EXPECT_EQ(pages.state(c), PageState::kEvictable);
+  EXPECT_EQ(pages.Lookup(Key(2)), Pages::kNone);
+  pages.Share(c);
+  EXPECT_EQ(pages.state(c), PageState::kWritten);
+  EXPECT_STREQ(pages.Audit({1, 1, 1}), "");
+}
+
 TEST(PagesTest, EvictsWhatWasReleasedFirst) {
   Pages pages(3, true, 8);
   const int32_t a = Cache(pages, 0), b = Cache(pages, 1), c = Cache(pages, 2);
