@@ -36,6 +36,12 @@ Output Give(Int32Array array) {
   return TakeOver<1>(std::move(array), {size});
 }
 
+template <typename Call>
+auto WithoutGil(Call call) {
+  nb::gil_scoped_release release;
+  return call();
+}
+
 // A batch whose values were proved, with the arrays it lies in.
 struct ProvedBatch {
   Vector kv_lens;
@@ -46,13 +52,14 @@ struct ProvedBatch {
 
 Output Flat(const ProvedBatch& batch) {
   Int32Array table(batch.view.max_num_seqs * batch.view.pages_per_seq);
-  WriteFlat(batch.view, Span(table));
+  WithoutGil([&] { WriteFlat(batch.view, Span(table)); });
   return Give(std::move(table));
 }
 
 std::tuple<Output, Output> Ragged(const ProvedBatch& batch, int64_t capacity) {
   Int32Array sums(batch.view.max_num_seqs + 1), pages(capacity);
-  RaiseIfError(WriteRagged(batch.view, Span(sums), Span(pages)));
+  RaiseIfError(WithoutGil(
+      [&] { return WriteRagged(batch.view, Span(sums), Span(pages)); }));
   return {Give(std::move(sums)), Give(std::move(pages))};
 }
 
@@ -60,14 +67,16 @@ std::tuple<Output, Output, Output> Indptr(const ProvedBatch& batch,
                                           int64_t capacity) {
   const int64_t rows = batch.view.max_num_seqs;
   Int32Array indptr(rows + 1), last(rows), pages(capacity);
-  RaiseIfError(WriteIndptr(batch.view, Span(indptr), Span(last), Span(pages)));
+  RaiseIfError(WithoutGil([&] {
+    return WriteIndptr(batch.view, Span(indptr), Span(last), Span(pages));
+  }));
   return {Give(std::move(indptr)), Give(std::move(last)),
           Give(std::move(pages))};
 }
 
 Output SlotMapping(const ProvedBatch& batch) {
   Int32Array slots(batch.view.max_num_tokens);
-  WriteSlotMapping(batch.view, Span(slots));
+  WithoutGil([&] { WriteSlotMapping(batch.view, Span(slots)); });
   return Give(std::move(slots));
 }
 
@@ -94,7 +103,7 @@ std::tuple<Int32Output<2>, int64_t> WorkList(const ProvedBatch& batch,
                "max_kv_per_item.")));
   }
   Int32Array items(rows * kWorkItemSize);
-  WriteWork(batch.view, options, Span(items));
+  WithoutGil([&] { WriteWork(batch.view, options, Span(items)); });
   return {TakeOver<2>(std::move(items), {static_cast<size_t>(rows),
                                          static_cast<size_t>(kWorkItemSize)}),
           count};

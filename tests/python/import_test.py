@@ -73,6 +73,18 @@ def test_public_names() -> None:
         "CheckCode",
         "Tuning",
         "Sequence",
+        "as_flat",
+        "as_indptr",
+        "as_ragged",
+        "from_flat",
+        "from_indptr",
+        "from_ragged",
+        "propose_buckets",
+        "split_by_budget",
+        "trace_step_sizes",
+        "ShardedBatch",
+        "ShardedPlanner",
+        "work_list",
         "__version__",
     ]:
         assert getattr(pagemill, name) is not None, name
