@@ -14,7 +14,7 @@ from collections.abc import Iterator
 # Folder: what its C++ files may include beside the standard library.
 INCLUDES = {
     # The compiler's own headers for a CPU's instructions count as standard.
-    "csrc/core": ("csrc/core/", "cpuid.h", "immintrin.h"),
+    "csrc/core": ("csrc/core/", "cpuid.h", "immintrin.h", "sys/mman.h"),
     "csrc/ffi": ("csrc/core/", "csrc/ffi/", "xla/ffi/"),
     "csrc/bindings": ("csrc/", "nanobind/"),
 }

@@ -89,7 +89,8 @@ void Commit(Planner& planner, int64_t buffer,
 }
 
 void BindSteps(nb::class_<Planner>& planner) {
-  planner.def("step", &Step, "handles"_a, "counts"_a)
+  planner
+      .def("step", &Step, "handles"_a.noconvert(), "counts"_a.noconvert())
       .def(
           "check",
           [](Planner& p, const Handles& handles, const Counts& counts) {

@@ -160,13 +160,14 @@ class Planner:
           PagemillError: as of :meth:`plan`; nothing was changed.
           LeaseError: every buffer is leased; nothing was changed.
         """
-        if counts is None or not (
-            _is(requests, np.int64) and _is(counts, np.int32)
-        ):
-            requests, counts = self._read(requests, counts)
         if self._fences.pending:
             self._fences.poll()
-        return Step(self, self._core.step(requests, counts))
+        if counts is not None:
+            try:  # arrays as the core takes them
+                return Step(self, self._core.step(requests, counts))
+            except TypeError:
+                pass
+        return Step(self, self._core.step(*self._read(requests, counts)))
 
     def commit(self, accepted: Any = None) -> None:
         """Commits the step that :meth:`plan` planned last.
@@ -326,15 +327,6 @@ class Planner:
             f"max_num_seqs={self.max_num_seqs}, "
             f"pages_per_seq={self.pages_per_seq}, ring={self.ring})"
         )
-
-
-def _is(array: Any, dtype: Any) -> bool:
-    return (
-        type(array) is np.ndarray
-        and array.dtype == dtype
-        and array.ndim == 1
-        and array.flags.c_contiguous
-    )
 
 
 def _buckets(

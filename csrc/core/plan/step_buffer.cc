@@ -122,7 +122,7 @@ void StepBuffer::WriteSlots(size_t row, int32_t from, int32_t to,
     const int32_t* pages = seq.pages();
     int32_t* out = table_row(0, row);
     if (to - from == 1) {  // the usual case, too short for a call
-      out[from] = pages[from];
+      out[from] = seq.sequence.tail;
     } else {
       std::copy(pages + from, pages + to, out + from);
     }

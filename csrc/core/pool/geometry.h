@@ -26,10 +26,12 @@ class PageGeometry {
   int64_t SlotsFor(int64_t length) const {
     return FullSlots(length + page_size_ - 1);
   }
-  // No slot is partly filled.
-  bool IsFull(int64_t length) const {
-    return FullSlots(length) * page_size_ == length;
+  // Tokens in the slot that is partly filled.
+  int64_t Remainder(int64_t length) const {
+    return shift_ >= 0 ? length & (page_size_ - 1) : length % page_size_;
   }
+  // No slot is partly filled.
+  bool IsFull(int64_t length) const { return Remainder(length) == 0; }
 
  private:
   int64_t page_size_;

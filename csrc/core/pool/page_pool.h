@@ -275,6 +275,7 @@ class PagePool {
   void UndoOnes(const PoolStep& step, size_t rows);
   Status CheckUndo(const PoolStep& step, size_t row, int32_t kept,
                    const char* what);
+  bool CommitTail(const PoolStep& step, size_t row);
   void CommitRow(const PoolStep& step, size_t row, int32_t kept);
   // Where the step's tokens that are left end.
   static int32_t EndOf(

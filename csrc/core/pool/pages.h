@@ -20,6 +20,7 @@
 #define PAGEMILL_CSRC_CORE_POOL_PAGES_H_
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -225,8 +226,10 @@ class Pages {
     bool operator()(int32_t page) const {
       static_assert(static_cast<uint32_t>(PageState::kReserved) == 1 &&
                     static_cast<uint32_t>(PageState::kWritten) == 2);
-      const Record r = records_[page];
-      return (r.count == 1) & (r.state - 1u <= 1u);
+      // Both bit fields at once: the count, 1, above the state, 1 or 2.
+      const uint32_t word = std::bit_cast<std::array<uint32_t, 2>>(
+          records_[page])[0];
+      return word - 9 <= 1;
     }
 
    private:

@@ -112,17 +112,20 @@ bool PagePool::AppendOnes(Left left, int64_t max_pages, PoolStep& step,
   int32_t* const lengths = step.lengths;
   const int64_t max_length = std::min(max_pages * page_size(), kMaxLength);
   const int64_t id = pages_.next_step();
+  const int64_t last_in_page = page_size() - 1;
   step.changed.clear();
   for (size_t row = 0; row < rows; ++row) {
     Sequence& seq = sequences[SlotOf(handles[row])];
     const int32_t before = seq.length;
-    const bool full = geometry.IsFull(before);
+    const int64_t in_page = geometry.Remainder(before);
     if ((seq.layout != left.layouts[row]) | (before != left.lengths[row]) |
-        (before >= max_length) | !(full || is_private(seq.tail))) [[unlikely]] {
+        (before >= max_length) | !(in_page == 0 || is_private(seq.tail)))
+        [[unlikely]] {
       UndoOnes(step, row);
       return false;
     }
-    if (full | ((seq.num_keys > seq.published) & geometry.IsFull(before + 1)))
+    if (in_page == 0 ||
+        (in_page == last_in_page && seq.num_keys > seq.published))
         [[unlikely]] {
       step.changed.push_back(static_cast<int32_t>(row));
     }
@@ -221,13 +224,28 @@ Status PagePool::CommitStep(PoolStep& step, std::span<const int32_t> accepted) {
   EndStep(step);
   // Other rows took and filled no page, and no other step is about to.
   if (accepted.empty() && !has_windows_ && open_steps_.empty()) {
-    for (int32_t row : step.changed) CommitRow(step, row, step.counts[row]);
+    for (int32_t row : step.changed) {
+      if (!CommitTail(step, row)) CommitRow(step, row, step.counts[row]);
+    }
     return Status();
   }
   for (size_t row = 0; row < step.handles.size(); ++row) {
     CommitRow(step, row, accepted.empty() ? step.counts[row] : accepted[row]);
   }
   return Status();
+}
+
+// The common case: a sequence that nobody touched since took one page, and
+// nothing is to be published.
+bool PagePool::CommitTail(const PoolStep& step, size_t row) {
+  const Sequence* seq = Alive(step.handles[row]);
+  if (seq == nullptr || seq->last_step != step.id || num_groups_ > 1 ||
+      seq->length != step.lengths[row] || seq->num_keys > seq->published ||
+      SlotsFor(seq->length) - SlotsFor(step.before(row)) > 1) {
+    return false;
+  }
+  pages_.Commit(seq->tail);
+  return true;
 }
 
 void PagePool::CommitRow(const PoolStep& step, size_t row, int32_t kept) {
