@@ -216,7 +216,9 @@ class Machine(RuleBasedStateMachine):
     # ------------------------------------------------------------ sequences
 
     @precondition(lambda self: len(self.live) < 7)
-    @rule(tokens=st.lists(TOKENS, max_size=40), salt=st.sampled_from([b"", b"x"]))
+    @rule(
+        tokens=st.lists(TOKENS, max_size=40), salt=st.sampled_from([b"", b"x"])
+    )
     def open(self, tokens: list[int], salt: bytes) -> None:
         found = self.pool.probe(tokens, salt=salt)
         seq = self.pool.open(tokens, salt=salt)
@@ -343,9 +345,7 @@ class Machine(RuleBasedStateMachine):
                 self.write_page(group, int(page), host[slot, group])
 
     def read_page(self, group: int, page: int) -> list[Any]:
-        return [
-            self.cells.get((group, page, i)) for i in range(self.page_size)
-        ]
+        return [self.cells.get((group, page, i)) for i in range(self.page_size)]
 
     def write_page(self, group: int, page: int, cells: list[Any]) -> None:
         for i, cell in enumerate(cells):
@@ -372,7 +372,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         wanted=st.lists(
-            st.tuples(PICK, st.integers(1, 9)), max_size=4, unique_by=lambda w: w[0]
+            st.tuples(PICK, st.integers(1, 9)),
+            max_size=4,
+            unique_by=lambda w: w[0],
         ),
         rest=st.lists(TOKENS, min_size=9, max_size=9),
     )

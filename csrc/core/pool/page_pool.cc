@@ -111,8 +111,9 @@ Status PagePool::Close(SequenceHandle handle) {
   // A slot whose generations are used up is never opened again.
   const bool reusable = seq.generation < uint32_t{kInt32Max};
   const uint32_t next = seq.generation + 1;
-  seq = Sequence();
-  seq.generation = next;
+  std::unique_ptr<SequenceDetails> details = std::move(seq.details);
+  details->Clear();  // keeps its memory for the next sequence
+  seq = Sequence{.generation = next, .details = std::move(details)};
   seq.layout = ++layouts_;
   --num_open_;
   if (reusable) free_slots_.push_back(slot);

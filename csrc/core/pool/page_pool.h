@@ -140,7 +140,10 @@ class PagePool {
     }
     step.changed.clear();
     OpenStep(step);
-    for (size_t row = 0; row < step.handles.size(); ++row) {
+    const size_t rows = step.handles.size();
+    for (size_t row = 0; row < rows; ++row) {
+      if (row + 8 < rows) PrefetchDetails(step.handles[row + 8]);
+      if (row + 3 < rows) PrefetchPages(step.handles[row + 3]);
       Sequence& seq = sequences_[SlotOf(step.handles[row])];
       Place(seq, row, step);
       visit(row, Placed{step.handles[row], seq});
@@ -270,6 +273,14 @@ class PagePool {
                  int64_t max_pages, bool twice) const;
   void OpenStep(PoolStep& step);
   void Place(Sequence& seq, size_t row, PoolStep& step);
+  // First where a sequence's pages are told, then, once that is there, they
+  // themselves.
+  void PrefetchDetails(SequenceHandle handle) const {
+    __builtin_prefetch(sequences_[SlotOf(handle)].details.get());
+  }
+  void PrefetchPages(SequenceHandle handle) const {
+    __builtin_prefetch(sequences_[SlotOf(handle)].pages().data());
+  }
   bool AppendOnes(Left left, int64_t max_pages, PoolStep& step, int32_t* tails);
   void TakeForOnes(const PoolStep& step, int32_t* tails);
   void UndoOnes(const PoolStep& step, size_t rows);

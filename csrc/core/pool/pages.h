@@ -227,8 +227,8 @@ class Pages {
       static_assert(static_cast<uint32_t>(PageState::kReserved) == 1 &&
                     static_cast<uint32_t>(PageState::kWritten) == 2);
       // Both bit fields at once: the count, 1, above the state, 1 or 2.
-      const uint32_t word = std::bit_cast<std::array<uint32_t, 2>>(
-          records_[page])[0];
+      const uint32_t word =
+          std::bit_cast<std::array<uint32_t, 2>>(records_[page])[0];
       return word - 9 <= 1;
     }
 

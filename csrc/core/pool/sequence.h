@@ -38,6 +38,18 @@ struct SequenceDetails {
     int32_t length;
   };
   std::vector<Truncation> truncations;  // both ascend; of open steps only
+
+  void Clear() {
+    // Long lists give their memory back.
+    constexpr size_t kKept = 1024;
+    if (pages.capacity() > kKept) pages = {};
+    if (chain.capacity() > kKept) chain = {};
+    if (tokens.capacity() > kKept) tokens = {};
+    pages.clear();
+    chain.clear();
+    tokens.clear();
+    truncations.clear();
+  }
 };
 
 // What every step touches, on one cache line.

@@ -124,9 +124,8 @@ bool PagePool::AppendOnes(Left left, int64_t max_pages, PoolStep& step,
       UndoOnes(step, row);
       return false;
     }
-    if (in_page == 0 ||
-        (in_page == last_in_page && seq.num_keys > seq.published))
-        [[unlikely]] {
+    if (in_page == 0 || (in_page == last_in_page &&
+                         seq.num_keys > seq.published)) [[unlikely]] {
       step.changed.push_back(static_cast<int32_t>(row));
     }
     seq.committed = before;
