@@ -5,7 +5,7 @@
 
 namespace pagemill {
 
-Pages::Pages(int64_t total, bool index, size_t max_events)
+Pages::Pages(int64_t total, bool index, size_t max_events, bool duplicates)
     : total_(total),
       indexed_(index),
       buckets_(index ? static_cast<uint64_t>(total) : 1),
@@ -13,6 +13,8 @@ Pages::Pages(int64_t total, bool index, size_t max_events)
       keys_(index ? total : 1),
       links_(index ? total : 1),
       heads_(buckets_),
+      duplicates_(index && duplicates),
+      ends_(duplicates_ ? total : 1),
       max_events_(max_events) {
   counts_[static_cast<size_t>(PageState::kFree)] = total;
 }
@@ -33,14 +35,19 @@ void Pages::Share(int32_t page) {
 
 bool Pages::Publish(int32_t page, PageKey key) {
   if (Lookup(key) != kNone) return false;
-  Index(page, key, &heads_[Bucket(key)]);
+  if (duplicates_) {
+    PublishBehind(page, key);
+  } else {
+    Index(page, key, &heads_[Bucket(key)]);
+  }
   return true;
 }
 
 void Pages::PublishBehind(int32_t page, PageKey key) {
-  int32_t* link = &heads_[Bucket(key)];
-  while (*link != 0) link = &links_[*link - 1];
-  Index(page, key, link);
+  const size_t bucket = Bucket(key);
+  const bool empty = heads_[bucket] == 0;
+  Index(page, key, empty ? &heads_[bucket] : &links_[ends_[bucket] - 1]);
+  ends_[bucket] = page + 1;
 }
 
 void Pages::Index(int32_t page, PageKey key, int32_t* link) {
@@ -58,9 +65,15 @@ bool Pages::IsIndexed(int32_t page) const {
 }
 
 void Pages::Unpublish(int32_t page) {
-  int32_t* link = &heads_[Bucket(keys_[page])];
-  while (*link != page + 1) link = &links_[*link - 1];
+  const size_t bucket = Bucket(keys_[page]);
+  int32_t before = 0;
+  int32_t* link = &heads_[bucket];
+  while (*link != page + 1) {
+    before = *link;
+    link = &links_[before - 1];
+  }
   *link = links_[page];
+  if (duplicates_ && *link == 0) ends_[bucket] = before;
   Log(PageEvent::kEvicted, page);
   keys_[page] = PageKey();
   ++num_evictions_;

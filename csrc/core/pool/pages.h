@@ -82,7 +82,8 @@ class Pages {
   static constexpr int32_t kNone = -1;
 
   // 0 < total <= kMaxPages.  Without an index nothing can be published.
-  Pages(int64_t total, bool index, size_t max_events);
+  // `duplicates`: for PublishBehind.
+  Pages(int64_t total, bool index, size_t max_events, bool duplicates = false);
 
   int64_t total() const { return total_; }
   int64_t count(PageState state) const {
@@ -137,7 +138,8 @@ class Pages {
 
   // Lets others find the page, unless one with the same key is there already.
   bool Publish(int32_t page, PageKey key);
-  // Lets others find the page once those with the same key are gone.
+  // Lets others find the page once those with the same key are gone; for pages
+  // with duplicates.
   void PublishBehind(int32_t page, PageKey key);
 
   // The page has one holder, who will write it: nobody finds it any more.
@@ -264,6 +266,8 @@ class Pages {
   ZeroedArray<PageKey> keys_;
   ZeroedArray<int32_t> links_;  // page + 1 of the next in the bucket, or 0
   ZeroedArray<int32_t> heads_;  // likewise of the first
+  const bool duplicates_;
+  ZeroedArray<int32_t> ends_;  // with duplicates, likewise of the last
   std::array<int64_t, kNumPageStates> counts_{};
   int64_t fresh_ = 0;  // pages from here on were never taken
   int32_t free_head_ = kNone;
