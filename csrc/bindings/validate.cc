@@ -119,8 +119,11 @@ void BindTypes(nb::module_& m) {
       .def_prop_ro("remedy", &Violation::remedy)
       .def(
           "__eq__",
-          [](const Violation& a, const Violation& b) { return a == b; },
-          nb::is_operator())
+          [](const Violation& v, const nb::object& other) {
+            const Violation* violation = nullptr;
+            return nb::try_cast(other, violation) && *violation == v;
+          },
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__",
            [](const Violation& v) {
              return nb::hash(nb::make_tuple(static_cast<int>(v.code),
@@ -185,6 +188,12 @@ void BindValidate(nb::module_& m) {
         return FormatViolations(violations.found);
       },
       "violations"_a, "The text that errors show.");
+  m.def(
+      "format_violations",
+      [](const std::vector<Violation>& violations) {
+        return FormatViolations(violations);
+      },
+      "violations"_a);
 }
 
 }  // namespace pagemill::bindings

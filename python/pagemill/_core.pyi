@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -97,7 +97,7 @@ class Violation:
     @property
     def remedy(self) -> str: ...
 
-    def __eq__(self, arg: Violation, /) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
 
     def __hash__(self) -> int: ...
 
@@ -125,8 +125,12 @@ class HostBatch:
     def validate(self, level: int, sliding_window: int, smem_budget_bytes: int) -> Violations | None:
         """All violations of the values now; None when they are valid."""
 
+@overload
 def format_violations(violations: Violations) -> str:
     """The text that errors show."""
+
+@overload
+def format_violations(violations: Sequence[Violation]) -> str: ...
 
 class PagePool:
     """Reference-counted pages."""

@@ -540,11 +540,11 @@ TEST(PagePoolTest, TokensToldWhileSwappedOutPublishNoPage) {
 TEST(PagePoolTest, StepsCommittedOutOfOrderShowNoTokenEarly) {
   auto pool = MakePool(8, 4);
   const SequenceHandle a = Open(*pool), b = Open(*pool);
-  Step first(a, 4), other(b, 1), second(a, 4);
-  for (Step* step : {&first, &other, &second}) {
+  Step first(a, 4), other(b, 1), second(a, 2), third(a, 2);
+  for (Step* step : {&first, &other, &second, &third}) {
     ASSERT_TRUE(step->Begin(*pool).ok());
   }
-  for (Step* step : {&second, &other}) {
+  for (Step* step : {&second, &third, &other}) {
     ASSERT_TRUE(pool->CommitStep(step->step, {}).ok());
     EXPECT_EQ(pool->CommittedLength(a).value(), 0);
   }

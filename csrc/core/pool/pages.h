@@ -83,7 +83,8 @@ class Pages {
   static constexpr int32_t kNone = -1;
 
   // 0 < total <= kMaxPages.  Without an index nothing can be published.
-  Pages(int64_t total, bool index, size_t max_events);
+  // `duplicates`: for PublishBehind.
+  Pages(int64_t total, bool index, size_t max_events, bool duplicates = false);
 
   int64_t total() const { return total_; }
   int64_t count(PageState state) const {
@@ -138,7 +139,8 @@ class Pages {
 
   // Lets others find the page, unless one with the same key is there already.
   bool Publish(int32_t page, PageKey key);
-  // Lets others find the page once those with the same key are gone.
+  // Lets others find the page once those with the same key are gone; for pages
+  // with duplicates.
   void PublishBehind(int32_t page, PageKey key);
 
   // The page has one holder, who will write it: nobody finds it any more.
@@ -294,6 +296,8 @@ class Pages {
   ZeroedArray<Record> records_;
   ZeroedArray<Entry> entries_;
   ZeroedArray<int32_t> heads_;  // page + 1 of the first in the bucket, or 0
+  const bool duplicates_;
+  ZeroedArray<int32_t> ends_;  // with duplicates, page + 1 of the last
   std::array<int64_t, kNumPageStates> counts_{};
   int64_t fresh_ = 0;  // pages from here on were never taken
   int32_t free_head_ = kNone;

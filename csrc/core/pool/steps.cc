@@ -258,10 +258,13 @@ void PagePool::CommitRow(const PoolStep& step, size_t row, int32_t kept) {
     Shrink(*seq, end);
     Forget(*seq, end);
   }
-  if (seq->last_step > step.id) {
-    seq->committed = std::max(seq->committed, end);
-  } else if (seq->last_step == step.id && seq->committed >= before) {
-    seq->last_step = -1;  // else it waits for steps before this one
+  // Else it waits for steps before this one.
+  if (seq->committed >= before) {
+    if (seq->last_step > step.id) {
+      seq->committed = std::max(seq->committed, end);
+    } else if (seq->last_step == step.id) {
+      seq->last_step = -1;
+    }
   }
   const int64_t from = SlotsFor(before), to = SlotsFor(end);
   if (num_groups_ == 1 && to - from <= 1 && to == SlotsFor(seq->length)) {
