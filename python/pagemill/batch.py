@@ -224,8 +224,12 @@ def prove(
 def _host_batch(batch: RaggedBatch) -> _core.HostBatch:
     """The core's view; kept where the arrays are numpy's for good."""
     arrays = [getattr(batch, name) for name in ARRAYS]
-    ours = [None if a is None else np.ascontiguousarray(a) for a in arrays]
-    host = _core.HostBatch(*ours, *(getattr(batch, name) for name in STATICS))
+    ours: list[Any] = [
+        None if a is None else np.ascontiguousarray(a) for a in arrays
+    ]
+    statics = [getattr(batch, name) for name in STATICS]
+    arguments: tuple[Any, ...] = (*ours, *statics)
+    host = _core.HostBatch(*arguments)
     if all(new is old for new, old in zip(ours, arrays, strict=True)):
         object.__setattr__(batch, "_host", host)
     return host

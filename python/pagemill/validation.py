@@ -60,8 +60,7 @@ def validate(
     Raises:
       PagemillError: with every violation, in order, in ``.violations``.
     """
-    if type(level) is not str or level not in LEVELS:
-        require_level(level)
+    require_level(level)
     window = 0 if sliding_window is None else _window(sliding_window)
     budget = 0 if tpu is None else _smem_budget(tpu)
     given = not (

@@ -34,6 +34,7 @@
 #include <span>
 #include <vector>
 
+#include "csrc/core/huge_pages.h"
 #include "csrc/core/pool/geometry.h"
 #include "csrc/core/pool/pages.h"
 #include "csrc/core/pool/sequence.h"
@@ -334,6 +335,7 @@ class PagePool {
 
   mutable std::mutex mutex_;
   Pages pages_;
+  mutable ListMemory lists_;
   std::vector<Sequence> sequences_;
   std::vector<uint32_t> free_slots_;
   std::vector<PendingCopy> pending_;

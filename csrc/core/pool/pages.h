@@ -28,6 +28,8 @@
 #include <new>
 #include <vector>
 
+#include "csrc/core/huge_pages.h"
+
 namespace pagemill {
 
 enum class PageState : uint32_t {
@@ -64,6 +66,7 @@ class ZeroedArray {
   explicit ZeroedArray(size_t size)
       : data_(static_cast<T*>(std::calloc(size, sizeof(T)))) {
     if (data_ == nullptr && size > 0) throw std::bad_alloc();
+    AdviseHuge(data_.get(), size * sizeof(T));
   }
   T& operator[](size_t i) { return data_[i]; }
   const T& operator[](size_t i) const { return data_[i]; }

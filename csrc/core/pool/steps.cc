@@ -147,7 +147,7 @@ void PagePool::TakeForOnes(const PoolStep& step, int32_t* tails) {
   for (size_t i = 0; i < rows; ++i) {
     if (i + 12 < rows) {
       __builtin_prefetch(sequence(i + 12).details.get());
-      const std::vector<int32_t>& pages = sequence(i + 6).pages();
+      const PageList& pages = sequence(i + 6).pages();
       __builtin_prefetch(pages.data() + pages.size());
     }
     Sequence& seq = sequence(i);
