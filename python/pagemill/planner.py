@@ -96,6 +96,7 @@ class Planner:
         self._views: dict[int, Views] = {}
         self._fences = Fences(self._core)
         self._planned: Step | None = None
+        self._newest: Step | None = None
         self._order = np.empty(0, np.int32)
 
     def plan(self, requests: Any, counts: Any = None) -> Any:

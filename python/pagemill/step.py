@@ -115,6 +115,7 @@ class Step:
         self._code = code
         self._closed = False
         self._retired = False
+        planner._newest = self
         self.buffer = code % planner.ring
 
     @property
@@ -155,11 +156,19 @@ class Step:
           indices, pages: of the first KV group's flat page table, both i32[n]:
           ``table[indices] = pages`` brings a copy of it up to date. Copies;
           of the planner's last step only.
+
+        Raises:
+          LeaseError: another step was planned since, or track_delta is off.
         """
         if not self._planner.track_delta:
             raise LeaseError(
                 "the planner does not track changes. Make it with "
                 "track_delta=True."
+            )
+        if self._planner._newest is not self:
+            raise LeaseError(
+                "another step was planned since: its changes have replaced "
+                "this one's. Take the delta before planning the next step."
             )
         core = self._planner._core
         return core.delta_indices(), core.delta_pages()

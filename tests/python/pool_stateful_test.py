@@ -146,6 +146,9 @@ class Machine(RuleBasedStateMachine):
         models = [m for m in models if not m.swapping]
         return models[index % len(models)] if models else None
 
+    def any_placed(self) -> bool:
+        return any(m.placed for m in self.live)
+
     def snapshot(self) -> Any:
         return (
             self.pool.stats(),
@@ -229,16 +232,15 @@ class Machine(RuleBasedStateMachine):
         self.live.append(Model(seq, salt, tokens, []))
         self.check_hit(self.live[-1], found)
 
+    @precondition(lambda self: self.live)
     @rule(index=PICK, extra=st.lists(TOKENS, max_size=5))
     def extend(self, index: int, extra: list[int]) -> None:
-        if not self.live:
-            return
         model = self.live[index % len(self.live)]
         told = [p.token for p in model.placed[len(model.known) :]] + extra
         self.pool.extend(model.seq, told)
         model.known = model.known + told
 
-    @precondition(lambda self: len(self.live) < 7)
+    @precondition(lambda self: 0 < len(self.live) < 7)
     @rule(index=PICK)
     def fork(self, index: int) -> None:
         if (model := self.pick(index)) is None:
@@ -256,6 +258,7 @@ class Machine(RuleBasedStateMachine):
         ):
             self.check_fresh(set(mine) - set(theirs))
 
+    @precondition(lambda self: self.any_placed())
     @rule(index=PICK, back=st.integers(0, 9))
     def truncate(self, index: int, back: int) -> None:
         if (model := self.pick(index)) is None:
@@ -278,14 +281,14 @@ class Machine(RuleBasedStateMachine):
                 self.check_fresh({mine[-1]})
                 model.pending = True
 
+    @precondition(lambda self: self.live)
     @rule(index=PICK)
     def close(self, index: int) -> None:
-        if not self.live:
-            return
         model = self.live.pop(index % len(self.live))
         self.pool.close(model.seq)
         self.attempt(lambda: self.pool.close(model.seq), PagemillError)
 
+    @precondition(lambda self: self.any_placed())
     @rule(index=PICK)
     def preempt(self, index: int) -> None:
         if (model := self.pick(index)) is None:
@@ -294,6 +297,7 @@ class Machine(RuleBasedStateMachine):
         model.placed.clear()
         model.pending = False
 
+    @precondition(lambda self: any(not m.placed for m in self.live))
     @rule(index=PICK)
     def resume(self, index: int) -> None:
         if (model := self.pick(index)) is None:
@@ -303,6 +307,7 @@ class Machine(RuleBasedStateMachine):
         if found is not None:
             self.check_hit(model, found)
 
+    @precondition(lambda self: self.any_placed())
     @rule(index=PICK)
     def begin_swap_out(self, index: int) -> None:
         if (model := self.pick(index)) is None:
@@ -316,11 +321,10 @@ class Machine(RuleBasedStateMachine):
         assert pages.T.tolist() == self.pages(model)
         model.swapping = True
 
+    @precondition(lambda self: any(m.swapping for m in self.live))
     @rule(index=PICK)
     def end_swap_out(self, index: int) -> None:
         models = [m for m in self.live if m.swapping]
-        if not models:
-            return
         model = models[index % len(models)]
         model.host = {
             (slot, group): self.read_page(group, page)
@@ -330,6 +334,7 @@ class Machine(RuleBasedStateMachine):
         self.pool.end_swap_out(model.seq)
         model.swapping = False
 
+    @precondition(lambda self: any(m.host is not None for m in self.live))
     @rule(index=PICK)
     def swap_in(self, index: int) -> None:
         if (model := self.pick(index, swapped=True)) is None:
@@ -379,8 +384,11 @@ class Machine(RuleBasedStateMachine):
             unique_by=lambda w: w[0],
         ),
         rest=st.lists(TOKENS, min_size=9, max_size=9),
+        over=st.booleans(),
     )
-    def step(self, wanted: list[tuple[int, int]], rest: list[int]) -> None:
+    def step(
+        self, wanted: list[tuple[int, int]], rest: list[int], over: bool
+    ) -> None:
         rows = [
             (self.live[i], len(self.live[i].placed), self.scaled(count))
             for i, count in wanted
@@ -418,6 +426,9 @@ class Machine(RuleBasedStateMachine):
         for batch, window in zip(step.batches, self.windows, strict=True):
             if window is None:
                 pagemill.validate(batch)
+        if over:
+            self.commit(-1, None)
+            self.retire(-1)
 
     def scaled(self, count: int) -> int:
         """Some counts are larger where pages are."""
@@ -443,11 +454,10 @@ class Machine(RuleBasedStateMachine):
     def leases(self) -> int:
         return sum(s.open or s.in_flight for s in self.steps)
 
+    @precondition(lambda self: any(s.open for s in self.steps))
     @rule(index=PICK, accepted=st.none() | st.lists(st.integers(0, 9)))
     def commit(self, index: int, accepted: list[int] | None) -> None:
         steps = [s for s in self.steps if s.open]
-        if not steps:
-            return
         leased = steps[index % len(steps)]
         kept = [n for _, _, n in leased.rows]
         if accepted is not None:
@@ -467,11 +477,10 @@ class Machine(RuleBasedStateMachine):
                 model.known = model.known[: len(model.placed)]
         self.forget_closed()
 
+    @precondition(lambda self: any(s.open for s in self.steps))
     @rule(index=PICK)
     def abort(self, index: int) -> None:
         steps = [s for s in self.steps if s.open]
-        if not steps:
-            return
         leased = steps[index % len(steps)]
         done = self.attempt(lambda: leased.step.abort() or True, PagemillError)
         if done is None:
@@ -497,11 +506,10 @@ class Machine(RuleBasedStateMachine):
         del model.placed[length + kept :]
         return True
 
+    @precondition(lambda self: any(s.in_flight for s in self.steps))
     @rule(index=PICK)
     def retire(self, index: int) -> None:
         steps = [s for s in self.steps if s.in_flight]
-        if not steps:
-            return
         leased = steps[index % len(steps)]
         leased.step.retire(done=True)
         leased.in_flight = False
@@ -588,7 +596,7 @@ def test_pages_hold_what_sequences_wrote(
     run_state_machine_as_test(
         type("Configured", (Machine,), namespace),
         settings=settings(
-            max_examples=12,
+            max_examples=30,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -176,14 +176,15 @@ Result<Planned> Planner::Step(std::span<const SequenceHandle> handles,
   order_.Assign(handles, counts,
                 planned.num_tokens == static_cast<int64_t>(counts.size()));
   SetRows(handles, counts, *buffer);
-  delta_.indices.clear();
-  delta_.pages.clear();
+  next_delta_.indices.clear();
+  next_delta_.pages.clear();
   buffer->Begin(order_.decode_end());
   if (!order_.repeated() || !RepeatDecodes(*buffer)) {
     if (Status status = PlaceRows(*buffer); !status.ok()) return status;
   }
   buffer->Finish(order_.prefill_end());
   order_.Accept(handles);
+  std::swap(delta_, next_delta_);
   return planned;
 }
 
@@ -268,8 +269,8 @@ void Planner::AddDelta(size_t row, const PagePool::Placed& seq) {
   const int64_t groups = pool_->num_groups();
   const auto add = [&](int32_t from, int32_t to) {
     for (int32_t slot = from; slot < to; ++slot) {
-      delta_.indices.push_back(static_cast<int32_t>(base + slot));
-      delta_.pages.push_back(std::max(seq.pages()[slot * groups], 0));
+      next_delta_.indices.push_back(static_cast<int32_t>(base + slot));
+      next_delta_.pages.push_back(std::max(seq.pages()[slot * groups], 0));
     }
   };
   // Dead slots may hold anything: nothing is sent for them.

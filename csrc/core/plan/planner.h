@@ -75,7 +75,7 @@ class Planner {
   const PlannerOptions& options() const { return options_; }
   const PagePool& pool() const { return *pool_; }
 
-  // What changed in the last step, with track_delta.
+  // What changed in the last step that succeeded, with track_delta.
   const TableDelta& delta() const { return delta_; }
 
  private:
@@ -103,7 +103,7 @@ class Planner {
   std::vector<int64_t> layouts_;
   std::vector<int32_t> lengths_;
   std::vector<RowState> mirror_;
-  TableDelta delta_;
+  TableDelta delta_, next_delta_;  // the next is of a step that may fail
 };
 
 }  // namespace pagemill

@@ -239,7 +239,7 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
             : pending_[from.pending].copies[i - shared].source;
     pages_.Share(source);
     to.pages()[i] = pages_.Take();
-    pages_.Commit(to.pages()[i]);  // no step will
+    for (int32_t page : {source, to.pages()[i]}) pages_.Commit(page);
     copies.push_back({source, to.pages()[i]});
   }
   SetTail(to);
