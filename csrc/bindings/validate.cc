@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <cctype>
 #include <optional>
 #include <string>
@@ -45,49 +46,49 @@ struct Violations {
 };
 
 // Smaller batches are proved before another thread could take the lock.
-constexpr size_t kReleaseGilAtPages = 4096;
+constexpr int64_t kReleaseGilAtPages = 4096;
 
-// A batch's arrays, looked at once and validated as often as wanted.
+// A batch's arrays, looked at once and validated as often as wanted.  Kept as
+// Python's own: nanobind's handles are not given up while the interpreter ends.
 struct HostBatch {
-  Input<int32_t, 1> kv_lens;
-  Input<int32_t, 2> page_indices;
-  Input<int32_t, 1> cu_q_lens;
-  Input<int32_t, 1> num_seqs;
-  OptionalVector distribution;
-  OptionalVector slot_mapping;
+  std::array<nb::object, 6> arrays;
+  const int32_t* num_seqs;
   BatchView view;
 };
 
-HostBatch MakeHostBatch(Input<int32_t, 1> kv_lens,
-                        Input<int32_t, 2> page_indices,
-                        Input<int32_t, 1> cu_q_lens, Input<int32_t, 1> num_seqs,
-                        OptionalVector distribution,
-                        OptionalVector slot_mapping, int64_t page_size,
+HostBatch MakeHostBatch(const nb::object& kv_lens,
+                        const nb::object& page_indices,
+                        const nb::object& cu_q_lens, const nb::object& num_seqs,
+                        const nb::object& distribution,
+                        const nb::object& slot_mapping, int64_t page_size,
                         int64_t total_num_pages, int64_t max_num_tokens) {
-  if (num_seqs.shape(0) != 1) {
+  using Vector = Input<int32_t, 1>;
+  const auto count = nb::cast<Vector>(num_seqs);
+  if (count.shape(0) != 1) {
     Raise(InvalidArgument("num_seqs must have 1 entry."));
   }
-  const BatchView view =
-      MakeView(kv_lens, page_indices, cu_q_lens, 0, distribution, slot_mapping,
-               page_size, total_num_pages, max_num_tokens);
-  return {std::move(kv_lens),
-          std::move(page_indices),
-          std::move(cu_q_lens),
-          std::move(num_seqs),
-          std::move(distribution),
-          std::move(slot_mapping),
-          view};
+  const BatchView view = MakeView(
+      nb::cast<Vector>(kv_lens), nb::cast<Input<int32_t, 2>>(page_indices),
+      nb::cast<Vector>(cu_q_lens), 0, nb::cast<OptionalVector>(distribution),
+      nb::cast<OptionalVector>(slot_mapping), page_size, total_num_pages,
+      max_num_tokens);
+  return {
+      {kv_lens, page_indices, cu_q_lens, num_seqs, distribution, slot_mapping},
+      count.data(),
+      view};
 }
 
 std::optional<Violations> ValidateBatch(const HostBatch& batch, int level,
                                         int64_t sliding_window,
                                         int64_t smem_budget_bytes) {
   BatchView view = batch.view;
-  view.num_seqs = batch.num_seqs.data()[0];
+  view.num_seqs = *batch.num_seqs;
   view.sliding_window = sliding_window;
   view.smem_budget_bytes = smem_budget_bytes;
   std::optional<nb::gil_scoped_release> release;
-  if (batch.page_indices.size() >= kReleaseGilAtPages) release.emplace();
+  if (view.max_num_seqs * view.pages_per_seq >= kReleaseGilAtPages) {
+    release.emplace();
+  }
   std::vector<Violation> found = Validate(view, static_cast<Level>(level));
   release.reset();
   if (found.empty()) return std::nullopt;

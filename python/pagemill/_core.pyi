@@ -120,7 +120,7 @@ def checks() -> list[tuple[CheckCode, Level, str, str]]:
 class HostBatch:
     """A batch's arrays on the host."""
 
-    def __init__(self, kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, page_size: int, total_num_pages: int, max_num_tokens: int) -> None: ...
+    def __init__(self, kv_lens: object, page_indices: object, cu_q_lens: object, num_seqs: object, distribution: object | None, slot_mapping: object | None, page_size: int, total_num_pages: int, max_num_tokens: int) -> None: ...
 
     def validate(self, level: int, sliding_window: int, smem_budget_bytes: int) -> Violations | None:
         """All violations of the values now; None when they are valid."""

@@ -218,7 +218,7 @@ def prove(
     host = batch.__dict__.get("_host") or _host_batch(batch)
     violations = host.validate(LEVELS[level], sliding_window, smem_budget_bytes)
     if violations is not None:
-        raise PagemillError(_core.format_violations(violations), violations)
+        raise PagemillError(None, violations)
 
 
 def _host_batch(batch: RaggedBatch) -> _core.HostBatch:

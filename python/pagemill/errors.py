@@ -41,10 +41,12 @@ class PagemillError(ValueError):
 
     def __init__(
         self,
-        message: str,
+        message: str | None,
         violations: Iterable[Problem | _core.Violation] | _core.Violations = (),
     ) -> None:
+        """With a message, or with violations of a batch that make one."""
         super().__init__(message)
+        self._message = message
         self._violations: Any = violations
 
     @property
@@ -53,6 +55,19 @@ class PagemillError(ValueError):
         if not isinstance(self._violations, tuple):
             self._violations = tuple(self._violations)
         return self._violations
+
+    def __str__(self) -> str:
+        """The message; made when it is first read."""
+        if self._message is None:
+            from pagemill import _core  # noqa: PLC0415
+
+            self._message = _core.format_violations(self._violations)
+            self.args = (self._message,)
+        return self._message
+
+    def __repr__(self) -> str:
+        """As of any exception, with the message."""
+        return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.violations)
