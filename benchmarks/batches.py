@@ -91,7 +91,7 @@ class Rebuild:
     def __init__(self, num_seqs: int, pages_per_seq: int) -> None:
         tokens = pages_per_seq // 2 * PAGE_SIZE - 64
         self.pool = pagemill.PagePool(
-            num_seqs * (pages_per_seq + 64), PAGE_SIZE
+            num_seqs * (pages_per_seq + 900), PAGE_SIZE
         )
         filler = pagemill.Planner(
             self.pool, tokens * num_seqs, num_seqs, pages_per_seq

@@ -6,6 +6,7 @@ are absent is reported as absent.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import pathlib
@@ -84,8 +85,12 @@ def _vllm_decode(seqs: int) -> Callable[[], Any]:
 def rebuild() -> Iterator[Row]:
     """All rows change hands, so that every array is written from scratch."""
     seqs, width = 1024, 512
-    table = np.zeros(seqs * width, np.int32)
-    copy = np.empty_like(table)
+    # Written, both: pages of untouched zeros would all be one in memory.
+    table = np.arange(seqs * width, dtype=np.int32)
+    copy = table.copy()
+    memcpy = functools.partial(
+        ctypes.memmove, copy.ctypes.data, table.ctypes.data, table.nbytes
+    )
     theirs = numpy_planner.NumpyPlanner(
         max_num_tokens=seqs,
         max_num_seqs=seqs,
@@ -104,7 +109,8 @@ def rebuild() -> Iterator[Row]:
     found = interleaved_us(
         [
             ("ours", ours, 8),
-            ("memcpy", lambda: np.copyto(copy, table), 20),
+            ("memcpy", memcpy, 20),
+            ("np.copyto", lambda: np.copyto(copy, table), 20),
             ("NumPy", rebuild_theirs, 8),
         ],
         rounds=4,
@@ -117,7 +123,8 @@ def rebuild() -> Iterator[Row]:
         found["NumPy"],
         must=1.3 * found["memcpy"] + 4,
         aim=1.1 * found["memcpy"] + 2,
-        note=f"memcpy of the table {found['memcpy']:.1f} us",
+        note=f"memcpy of the table {found['memcpy']:.1f} us, "
+        f"np.copyto {found['np.copyto']:.1f} us",
     )
 
 
@@ -134,7 +141,7 @@ def validation() -> Iterator[Row]:
         found = interleaved_us(
             [
                 ("ours", functools.partial(pagemill.validate, batch), calls),
-                ("bad", functools.partial(_count_faults, bad), calls),
+                ("bad", functools.partial(_refuse, bad), calls),
                 *((name, call, max(calls // 6, 3)) for name, call in peers),
             ]
         )
@@ -169,12 +176,12 @@ def validation() -> Iterator[Row]:
         )
 
 
-def _count_faults(batch: pagemill.RaggedBatch) -> int:
+def _refuse(batch: pagemill.RaggedBatch) -> None:
     try:
         pagemill.validate(batch)
-    except pagemill.PagemillError as error:
-        return len(error.violations)
-    return 0
+    except pagemill.PagemillError:
+        return
+    raise AssertionError
 
 
 def _validators(

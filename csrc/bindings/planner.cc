@@ -89,8 +89,7 @@ void Commit(Planner& planner, int64_t buffer,
 }
 
 void BindSteps(nb::class_<Planner>& planner) {
-  planner
-      .def("step", &Step, "handles"_a.noconvert(), "counts"_a.noconvert())
+  planner.def("step", &Step, "handles"_a.noconvert(), "counts"_a.noconvert())
       .def(
           "check",
           [](Planner& p, const Handles& handles, const Counts& counts) {

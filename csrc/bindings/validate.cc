@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "csrc/bindings/arrays.h"
@@ -38,26 +39,59 @@ std::optional<int64_t> NoneIfNegative(int64_t value) {
   return value < 0 ? std::nullopt : std::optional<int64_t>(value);
 }
 
+// What Validate found, as a sequence whose items Python makes on demand.
+struct Violations {
+  std::vector<Violation> found;
+};
+
 // Smaller batches are proved before another thread could take the lock.
 constexpr size_t kReleaseGilAtPages = 4096;
 
-std::vector<Violation> ValidateArrays(
-    const Input<int32_t, 1>& kv_lens, const Input<int32_t, 2>& page_indices,
-    const Input<int32_t, 1>& cu_q_lens, const Input<int32_t, 1>& num_seqs,
-    const OptionalVector& distribution, const OptionalVector& slot_mapping,
-    int64_t page_size, int64_t total_num_pages, int64_t max_num_tokens,
-    int level, int64_t sliding_window, int64_t smem_budget_bytes) {
+// A batch's arrays, looked at once and validated as often as wanted.
+struct HostBatch {
+  Input<int32_t, 1> kv_lens;
+  Input<int32_t, 2> page_indices;
+  Input<int32_t, 1> cu_q_lens;
+  Input<int32_t, 1> num_seqs;
+  OptionalVector distribution;
+  OptionalVector slot_mapping;
+  BatchView view;
+};
+
+HostBatch MakeHostBatch(Input<int32_t, 1> kv_lens,
+                        Input<int32_t, 2> page_indices,
+                        Input<int32_t, 1> cu_q_lens, Input<int32_t, 1> num_seqs,
+                        OptionalVector distribution,
+                        OptionalVector slot_mapping, int64_t page_size,
+                        int64_t total_num_pages, int64_t max_num_tokens) {
   if (num_seqs.shape(0) != 1) {
     Raise(InvalidArgument("num_seqs must have 1 entry."));
   }
-  BatchView batch = MakeView(kv_lens, page_indices, cu_q_lens,
-                             num_seqs.data()[0], distribution, slot_mapping,
-                             page_size, total_num_pages, max_num_tokens);
-  batch.sliding_window = sliding_window;
-  batch.smem_budget_bytes = smem_budget_bytes;
+  const BatchView view =
+      MakeView(kv_lens, page_indices, cu_q_lens, 0, distribution, slot_mapping,
+               page_size, total_num_pages, max_num_tokens);
+  return {std::move(kv_lens),
+          std::move(page_indices),
+          std::move(cu_q_lens),
+          std::move(num_seqs),
+          std::move(distribution),
+          std::move(slot_mapping),
+          view};
+}
+
+std::optional<Violations> ValidateBatch(const HostBatch& batch, int level,
+                                        int64_t sliding_window,
+                                        int64_t smem_budget_bytes) {
+  BatchView view = batch.view;
+  view.num_seqs = batch.num_seqs.data()[0];
+  view.sliding_window = sliding_window;
+  view.smem_budget_bytes = smem_budget_bytes;
   std::optional<nb::gil_scoped_release> release;
-  if (page_indices.size() >= kReleaseGilAtPages) release.emplace();
-  return Validate(batch, static_cast<Level>(level));
+  if (batch.page_indices.size() >= kReleaseGilAtPages) release.emplace();
+  std::vector<Violation> found = Validate(view, static_cast<Level>(level));
+  release.reset();
+  if (found.empty()) return std::nullopt;
+  return Violations{std::move(found)};
 }
 
 void BindTypes(nb::module_& m) {
@@ -81,22 +115,45 @@ void BindTypes(nb::module_& m) {
                    [](const Violation& v) { return NoneIfNegative(v.index); })
       .def_ro("value", &Violation::value)
       .def_ro("limit", &Violation::limit)
-      .def_ro("message", &Violation::message)
+      .def_prop_ro("message", &Violation::message)
       .def_prop_ro("remedy", &Violation::remedy)
+      .def(
+          "__eq__",
+          [](const Violation& v, const nb::object& other) {
+            const Violation* violation = nullptr;
+            return nb::try_cast(other, violation) && *violation == v;
+          },
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__",
+           [](const Violation& v) {
+             return nb::hash(nb::make_tuple(static_cast<int>(v.code),
+                                            v.sequence, v.index, v.value));
+           })
       .def("__getstate__",
            [](const Violation& v) {
              return std::make_tuple(v.code, v.sequence, v.index, v.value,
-                                    v.limit, v.message);
+                                    v.limit, v.detail[0], v.detail[1]);
            })
       .def("__setstate__",
            [](Violation& v, std::tuple<CheckCode, int64_t, int64_t, int64_t,
-                                       int64_t, std::string>
+                                       int64_t, int64_t, int64_t>
                                 state) {
-             new (&v)
-                 Violation(std::make_from_tuple<Violation>(std::move(state)));
+             const auto [code, sequence, index, value, limit, d0, d1] = state;
+             new (&v) Violation{code, sequence, index, value, limit, {d0, d1}};
            })
       .def("__repr__", [](const Violation& v) {
-        return StrCat("Violation(", v.message, ")");
+        return StrCat("Violation(", v.message(), ")");
+      });
+}
+
+void BindViolations(nb::module_& m) {
+  nb::class_<Violations>(m, "Violations", "What a batch breaks, in order.")
+      .def("__len__", [](const Violations& v) { return v.found.size(); })
+      .def("__getitem__", [](const Violations& v, int64_t i) {
+        if (i < 0 || i >= static_cast<int64_t>(v.found.size())) {
+          throw nb::index_error();
+        }
+        return v.found[i];
       });
 }
 
@@ -104,6 +161,7 @@ void BindTypes(nb::module_& m) {
 
 void BindValidate(nb::module_& m) {
   BindTypes(m);
+  BindViolations(m);
   m.def(
       "checks",
       [] {
@@ -116,18 +174,26 @@ void BindValidate(nb::module_& m) {
         return checks;
       },
       "Every check: (code, level, what must hold, what to do otherwise).");
-  m.def("validate", &ValidateArrays, "kv_lens"_a, "page_indices"_a,
-        "cu_q_lens"_a, "num_seqs"_a, "distribution"_a.none(),
-        "slot_mapping"_a.none(), "page_size"_a, "total_num_pages"_a,
-        "max_num_tokens"_a, "level"_a, "sliding_window"_a,
-        "smem_budget_bytes"_a,
-        "All violations of a batch; empty when it is valid.");
+  nb::class_<HostBatch>(m, "HostBatch", "A batch's arrays on the host.")
+      .def(nb::new_(&MakeHostBatch), "kv_lens"_a, "page_indices"_a,
+           "cu_q_lens"_a, "num_seqs"_a, "distribution"_a.none(),
+           "slot_mapping"_a.none(), "page_size"_a, "total_num_pages"_a,
+           "max_num_tokens"_a)
+      .def("validate", &ValidateBatch, "level"_a, "sliding_window"_a,
+           "smem_budget_bytes"_a,
+           "All violations of the values now; None when they are valid.");
+  m.def(
+      "format_violations",
+      [](const Violations& violations) {
+        return FormatViolations(violations.found);
+      },
+      "violations"_a, "The text that errors show.");
   m.def(
       "format_violations",
       [](const std::vector<Violation>& violations) {
         return FormatViolations(violations);
       },
-      "violations"_a, "The text that errors show.");
+      "violations"_a);
 }
 
 }  // namespace pagemill::bindings

@@ -8,6 +8,7 @@
 #ifndef PAGEMILL_CSRC_CORE_VALIDATE_H_
 #define PAGEMILL_CSRC_CORE_VALIDATE_H_
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -43,13 +44,16 @@ std::span<const CheckInfo> AllChecks();
 
 struct Violation {
   CheckCode code;
-  int64_t sequence = -1;  // -1: not about one sequence
-  int64_t index = -1;     // place in the array at fault; -1: none
-  int64_t value = 0;      // what was found
-  int64_t limit = 0;      // what it was held against
-  std::string message;    // one sentence with names and values
+  int64_t sequence = -1;               // -1: not about one sequence
+  int64_t index = -1;                  // place in the array at fault; -1: none
+  int64_t value = 0;                   // what was found
+  int64_t limit = 0;                   // what it was held against
+  std::array<int64_t, 2> detail = {};  // what else the message tells
 
+  std::string message() const;  // one sentence with names and values
   std::string_view remedy() const;
+
+  friend bool operator==(const Violation&, const Violation&) = default;
 };
 
 // All violations: those of the whole batch first, then by sequence and index.

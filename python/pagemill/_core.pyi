@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -97,20 +97,40 @@ class Violation:
     @property
     def remedy(self) -> str: ...
 
-    def __getstate__(self) -> tuple[CheckCode, int, int, int, int, str]: ...
+    def __eq__(self, other: object, /) -> bool: ...
 
-    def __setstate__(self, arg: tuple[CheckCode, int, int, int, int, str], /) -> None: ...
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> tuple[CheckCode, int, int, int, int, int, int]: ...
+
+    def __setstate__(self, arg: tuple[CheckCode, int, int, int, int, int, int], /) -> None: ...
 
     def __repr__(self) -> str: ...
+
+class Violations:
+    """What a batch breaks, in order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, arg: int, /) -> Violation: ...
 
 def checks() -> list[tuple[CheckCode, Level, str, str]]:
     """Every check: (code, level, what must hold, what to do otherwise)."""
 
-def validate(kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, page_size: int, total_num_pages: int, max_num_tokens: int, level: int, sliding_window: int, smem_budget_bytes: int) -> list[Violation]:
-    """All violations of a batch; empty when it is valid."""
+class HostBatch:
+    """A batch's arrays on the host."""
 
-def format_violations(violations: Sequence[Violation]) -> str:
+    def __init__(self, kv_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_indices: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_q_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], distribution: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, page_size: int, total_num_pages: int, max_num_tokens: int) -> None: ...
+
+    def validate(self, level: int, sliding_window: int, smem_budget_bytes: int) -> Violations | None:
+        """All violations of the values now; None when they are valid."""
+
+@overload
+def format_violations(violations: Violations) -> str:
     """The text that errors show."""
+
+@overload
+def format_violations(violations: Sequence[Violation]) -> str: ...
 
 class PagePool:
     """Reference-counted pages."""

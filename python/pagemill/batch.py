@@ -215,29 +215,24 @@ def prove(
     Raises:
       PagemillError: with every violation.
     """
-    arguments: tuple[Any, ...] = (
-        *(batch.__dict__.get("_host") or _host_arguments(batch)),
-        LEVELS[level],
-        sliding_window,
-        smem_budget_bytes,
-    )
-    violations = _core.validate(*arguments)
-    if violations:
+    host = batch.__dict__.get("_host") or _host_batch(batch)
+    violations = host.validate(LEVELS[level], sliding_window, smem_budget_bytes)
+    if violations is not None:
         raise PagemillError(_core.format_violations(violations), violations)
 
 
-def _host_arguments(batch: RaggedBatch) -> tuple[Any, ...]:
-    """What the core takes; kept where the arrays are numpy's for good."""
+def _host_batch(batch: RaggedBatch) -> _core.HostBatch:
+    """The core's view; kept where the arrays are numpy's for good."""
     arrays = [getattr(batch, name) for name in ARRAYS]
-    arguments = (
-        *(a if a is None else np.ascontiguousarray(a) for a in arrays),
-        batch.page_size,
-        batch.total_num_pages,
-        batch.max_num_tokens,
-    )
-    if all(new is old for new, old in zip(arguments, arrays, strict=False)):
-        object.__setattr__(batch, "_host", arguments)
-    return arguments
+    ours: list[Any] = [
+        None if a is None else np.ascontiguousarray(a) for a in arrays
+    ]
+    statics = [getattr(batch, name) for name in STATICS]
+    arguments: tuple[Any, ...] = (*ours, *statics)
+    host = _core.HostBatch(*arguments)
+    if all(new is old for new, old in zip(ours, arrays, strict=True)):
+        object.__setattr__(batch, "_host", host)
+    return host
 
 
 def host_arrays(batch: RaggedBatch) -> dict[str, Any]:
@@ -343,6 +338,10 @@ class RaggedBatch:
     def pages_per_seq(self) -> int:
         """Slots in a row of page_indices."""
         return int(self.page_indices.shape[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: the core's view of them is made anew."""
+        return {n: v for n, v in self.__dict__.items() if n != "_host"}
 
     def tree_flatten_with_keys(
         self,

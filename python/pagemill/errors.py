@@ -39,15 +39,23 @@ class PagemillError(ValueError):
         ``sequence``, ``index``, ``value`` and ``limit``.
     """
 
-    violations: tuple[Problem | _core.Violation, ...]
-
     def __init__(
         self,
         message: str,
-        violations: Iterable[Problem | _core.Violation] = (),
+        violations: Iterable[Problem | _core.Violation] | _core.Violations = (),
     ) -> None:
         super().__init__(message)
-        self.violations = tuple(violations)
+        self._violations: Any = violations
+
+    @property
+    def violations(self) -> tuple[Problem | _core.Violation, ...]:
+        """Every fault found, in order; made into a tuple when first read."""
+        if not isinstance(self._violations, tuple):
+            self._violations = tuple(self._violations)
+        return self._violations
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.violations)
 
 
 class SpecError(PagemillError):

@@ -168,16 +168,18 @@ class Machine(RuleBasedStateMachine):
     def attempt(self, call: Callable[[], Any], *refusals: type) -> Any:
         """The call's result; None when it fails, having changed nothing."""
         before = self.snapshot()
+        refused: Exception
         try:
             return call()
         except (CapacityError, LeaseError, PagemillError) as error:
-            assert isinstance(error, refusals), error
-            assert self.snapshot() == before
-            if isinstance(error, CapacityError):
-                assert error.need > self.pool.num_available_pages
-                assert error.free == self.pool.stats().free
-                assert error.fenced == self.pool.stats().fenced
-            return None
+            refused = error
+        assert isinstance(refused, refusals), refused
+        assert self.snapshot() == before
+        if isinstance(refused, CapacityError):
+            assert refused.need > self.pool.num_available_pages
+            assert refused.free == self.pool.stats().free
+            assert refused.fenced == self.pool.stats().fenced
+        return None
 
     def check_fresh(self, pages: set[int]) -> None:
         """Pages just handed out are of no step in flight."""

@@ -2,33 +2,24 @@
 #ifndef PAGEMILL_CSRC_CORE_PLAN_INT32_ARRAY_H_
 #define PAGEMILL_CSRC_CORE_PLAN_INT32_ARRAY_H_
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
+
+#include "csrc/core/huge_pages.h"
 
 namespace pagemill {
 
 class Int32Array {
  public:
   static constexpr size_t kAlignment = 128;
-  static constexpr size_t kHugePage = size_t{1} << 21;
 
   // Not initialised.
   explicit Int32Array(int64_t size = 0) : size_(size) {
     const size_t bytes = static_cast<size_t>(size) * sizeof(int32_t);
-    const size_t alignment = bytes < kHugePage ? kAlignment : kHugePage;
-    const size_t rounded = (bytes + alignment) / alignment * alignment;
-    data_.reset(static_cast<int32_t*>(std::aligned_alloc(alignment, rounded)));
-    if (data_ == nullptr) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-    // A step writes to one line of each of hundreds of table rows.
-    if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
-#endif
+    data_.reset(static_cast<int32_t*>(AllocateHuge(bytes, kAlignment)));
   }
 
   void Fill(int32_t value) { std::fill_n(data(), size_, value); }

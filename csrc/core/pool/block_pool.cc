@@ -67,7 +67,7 @@ Result<std::unique_ptr<BlockPool>> BlockPool::Create(int64_t num_blocks,
 BlockPool::BlockPool(int64_t num_blocks, bool caching, bool log_evictions)
     : caching_(caching),
       log_evictions_(log_evictions),
-      pages_(num_blocks, caching, 0),
+      pages_(num_blocks, caching, 0, /*duplicates=*/true),
       hashes_(caching ? num_blocks : 1),
       times_(num_blocks) {
   pages_.Commit(pages_.Take());  // kNull

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "csrc/core/status.h"
@@ -91,6 +93,17 @@ TEST_F(BlockPoolTest, TheFirstOfEqualHashesIsFound) {
   EXPECT_FALSE(pool_->Publish(Ids{1}, std::vector{Hash("x")}).ok());
   const std::vector twice = {Hash("x"), Hash("y")};
   EXPECT_FALSE(pool_->Publish(Ids{2, 2}, twice).ok());
+}
+
+TEST_F(BlockPoolTest, AnotherHashOfTheSameKeyIsNotFound) {
+  std::string one(32, '\0'), two(32, '\0');
+  one[0] = 3;
+  two[16] = 1;
+  ASSERT_EQ(Hash(one).Key(), Hash(two).Key());
+  Take(1);
+  Publish(1, Hash(one));
+  EXPECT_EQ(pool_->Find(Hash(one)), 1);
+  EXPECT_EQ(pool_->Find(Hash(two)), BlockPool::kNone);
 }
 
 TEST_F(BlockPoolTest, ForgottenBlocksKeepTheirPlace) {

@@ -90,6 +90,8 @@ SequenceHandle PagePool::OpenSlot() {
   if (free_slots_.empty()) {
     slot = static_cast<uint32_t>(sequences_.size());
     sequences_.emplace_back();
+    sequences_.back().details =
+        std::make_unique<SequenceDetails>(lists_.resource());
   } else {
     slot = free_slots_.back();
     free_slots_.pop_back();
@@ -111,8 +113,9 @@ Status PagePool::Close(SequenceHandle handle) {
   // A slot whose generations are used up is never opened again.
   const bool reusable = seq.generation < uint32_t{kInt32Max};
   const uint32_t next = seq.generation + 1;
-  seq = Sequence();
-  seq.generation = next;
+  std::unique_ptr<SequenceDetails> details = std::move(seq.details);
+  details->Clear();  // keeps its memory for the next sequence
+  seq = Sequence{.generation = next, .details = std::move(details)};
   seq.layout = ++layouts_;
   --num_open_;
   if (reusable) free_slots_.push_back(slot);
@@ -180,7 +183,7 @@ void PagePool::DropSlots(Sequence& seq, int64_t keep) {
 
 void PagePool::TakeSlots(Sequence& seq, int64_t slots) {
   if (slots == 0) return;
-  std::vector<int32_t>& pages = seq.pages();
+  PageList& pages = seq.pages();
   for (int64_t i = slots * num_groups_; i > 0; --i) {
     pages.push_back(pages_.Take());
   }
@@ -219,7 +222,7 @@ Result<SequenceHandle> PagePool::Fork(SequenceHandle handle) {
     fork_notes_.push_back(
         {handle, pages_.next_step(), from.length, from.details->truncations});
   }
-  to.details = std::make_unique<SequenceDetails>(*from.details);
+  *to.details = *from.details;
   const size_t shared = to.pages().size() - static_cast<size_t>(need);
   for (size_t i = 0; i < shared; ++i) {
     if (to.pages()[i] == kNone) continue;

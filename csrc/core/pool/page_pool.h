@@ -34,6 +34,7 @@
 #include <span>
 #include <vector>
 
+#include "csrc/core/huge_pages.h"
 #include "csrc/core/pool/geometry.h"
 #include "csrc/core/pool/pages.h"
 #include "csrc/core/pool/sequence.h"
@@ -140,7 +141,10 @@ class PagePool {
     }
     step.changed.clear();
     OpenStep(step);
-    for (size_t row = 0; row < step.handles.size(); ++row) {
+    const size_t rows = step.handles.size();
+    for (size_t row = 0; row < rows; ++row) {
+      if (row + 8 < rows) PrefetchDetails(step.handles[row + 8]);
+      if (row + 3 < rows) PrefetchPages(step.handles[row + 3]);
       Sequence& seq = sequences_[SlotOf(step.handles[row])];
       Place(seq, row, step);
       visit(row, Placed{step.handles[row], seq});
@@ -270,6 +274,14 @@ class PagePool {
                  int64_t max_pages, bool twice) const;
   void OpenStep(PoolStep& step);
   void Place(Sequence& seq, size_t row, PoolStep& step);
+  // First where a sequence's pages are told, then, once that is there, they
+  // themselves.
+  void PrefetchDetails(SequenceHandle handle) const {
+    __builtin_prefetch(sequences_[SlotOf(handle)].details.get());
+  }
+  void PrefetchPages(SequenceHandle handle) const {
+    __builtin_prefetch(sequences_[SlotOf(handle)].pages().data());
+  }
   bool AppendOnes(Left left, int64_t max_pages, PoolStep& step, int32_t* tails);
   void TakeForOnes(const PoolStep& step, int32_t* tails);
   void UndoOnes(const PoolStep& step, size_t rows);
@@ -323,6 +335,7 @@ class PagePool {
 
   mutable std::mutex mutex_;
   Pages pages_;
+  mutable ListMemory lists_;
   std::vector<Sequence> sequences_;
   std::vector<uint32_t> free_slots_;
   std::vector<PendingCopy> pending_;

@@ -5,13 +5,15 @@
 
 namespace pagemill {
 
-Pages::Pages(int64_t total, bool index, size_t max_events)
+Pages::Pages(int64_t total, bool index, size_t max_events, bool duplicates)
     : total_(total),
       indexed_(index),
       buckets_(index ? static_cast<uint64_t>(total) : 1),
       records_(total),
       entries_(index ? total : 1),
       heads_(buckets_),
+      duplicates_(index && duplicates),
+      ends_(duplicates_ ? total : 1),
       max_events_(max_events) {
   counts_[static_cast<size_t>(PageState::kFree)] = total;
 }
@@ -31,20 +33,23 @@ void Pages::Share(int32_t page) {
 }
 
 bool Pages::Publish(int32_t page, PageKey key) {
+  const size_t bucket = Bucket(key);
   // At the end of the bucket, which must be walked anyway: what is evicted, the
   // oldest, is then found at its beginning.
-  int32_t* link = &heads_[Bucket(key)];
+  int32_t* link = &heads_[bucket];
   for (; *link != 0; link = &entries_[*link - 1].link) {
     if (entries_[*link - 1].key() == key) return false;
   }
   Index(page, key, link);
+  if (duplicates_) ends_[bucket] = page + 1;
   return true;
 }
 
 void Pages::PublishBehind(int32_t page, PageKey key) {
-  int32_t* link = &heads_[Bucket(key)];
-  while (*link != 0) link = &entries_[*link - 1].link;
-  Index(page, key, link);
+  const size_t bucket = Bucket(key);
+  const bool empty = heads_[bucket] == 0;
+  Index(page, key, empty ? &heads_[bucket] : &entries_[ends_[bucket] - 1].link);
+  ends_[bucket] = page + 1;
 }
 
 void Pages::Index(int32_t page, PageKey key, int32_t* end) {
@@ -62,9 +67,15 @@ bool Pages::IsIndexed(int32_t page) const {
 }
 
 void Pages::Unpublish(int32_t page) {
-  int32_t* link = &heads_[Bucket(key(page))];
-  while (*link != page + 1) link = &entries_[*link - 1].link;
+  const size_t bucket = Bucket(key(page));
+  int32_t before = 0;
+  int32_t* link = &heads_[bucket];
+  while (*link != page + 1) {
+    before = *link;
+    link = &entries_[before - 1].link;
+  }
   *link = entries_[page].link;
+  if (duplicates_ && *link == 0) ends_[bucket] = before;
   Log(PageEvent::kEvicted, page);
   entries_[page].set_key(PageKey());
   ++num_evictions_;

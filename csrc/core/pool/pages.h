@@ -28,6 +28,8 @@
 #include <new>
 #include <vector>
 
+#include "csrc/core/huge_pages.h"
+
 namespace pagemill {
 
 enum class PageState : uint32_t {
@@ -64,6 +66,7 @@ class ZeroedArray {
   explicit ZeroedArray(size_t size)
       : data_(static_cast<T*>(std::calloc(size, sizeof(T)))) {
     if (data_ == nullptr && size > 0) throw std::bad_alloc();
+    AdviseHuge(data_.get(), size * sizeof(T));
   }
   T& operator[](size_t i) { return data_[i]; }
   const T& operator[](size_t i) const { return data_[i]; }
@@ -83,7 +86,8 @@ class Pages {
   static constexpr int32_t kNone = -1;
 
   // 0 < total <= kMaxPages.  Without an index nothing can be published.
-  Pages(int64_t total, bool index, size_t max_events);
+  // `duplicates`: for PublishBehind.
+  Pages(int64_t total, bool index, size_t max_events, bool duplicates = false);
 
   int64_t total() const { return total_; }
   int64_t count(PageState state) const {
@@ -138,7 +142,8 @@ class Pages {
 
   // Lets others find the page, unless one with the same key is there already.
   bool Publish(int32_t page, PageKey key);
-  // Lets others find the page once those with the same key are gone.
+  // Lets others find the page once those with the same key are gone; for pages
+  // with duplicates.
   void PublishBehind(int32_t page, PageKey key);
 
   // The page has one holder, who will write it: nobody finds it any more.
@@ -227,8 +232,8 @@ class Pages {
       static_assert(static_cast<uint32_t>(PageState::kReserved) == 1 &&
                     static_cast<uint32_t>(PageState::kWritten) == 2);
       // Both bit fields at once: the count, 1, above the state, 1 or 2.
-      const uint32_t word = std::bit_cast<std::array<uint32_t, 2>>(
-          records_[page])[0];
+      const uint32_t word =
+          std::bit_cast<std::array<uint32_t, 2>>(records_[page])[0];
       return word - 9 <= 1;
     }
 
@@ -294,6 +299,8 @@ class Pages {
   ZeroedArray<Record> records_;
   ZeroedArray<Entry> entries_;
   ZeroedArray<int32_t> heads_;  // page + 1 of the first in the bucket, or 0
+  const bool duplicates_;
+  ZeroedArray<int32_t> ends_;  // with duplicates, page + 1 of the last
   std::array<int64_t, kNumPageStates> counts_{};
   int64_t fresh_ = 0;  // pages from here on were never taken
   int32_t free_head_ = kNone;

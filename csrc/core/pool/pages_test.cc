@@ -56,7 +56,7 @@ TEST(PagesTest, OneKeyOnePage) {
 }
 
 TEST(PagesTest, PagesBehindOneWithTheSameKey) {
-  Pages pages(3, true, 0);
+  Pages pages(3, true, 0, /*duplicates=*/true);
   const int32_t a = pages.Take(), b = pages.Take(), c = pages.Take();
   for (const int32_t page : {a, b, c}) {
     pages.Commit(page);
@@ -70,6 +70,29 @@ TEST(PagesTest, PagesBehindOneWithTheSameKey) {
   }
   EXPECT_EQ(pages.Lookup(Key(7)), Pages::kNone);
   EXPECT_EQ(pages.num_evictions(), 3);
+}
+
+// Whatever leaves the index's one chain, what is published next goes last.
+TEST(PagesTest, PublishesLastAfterAnyIsForgotten) {
+  for (int32_t gone = 0; gone < 3; ++gone) {
+    Pages pages(4, true, 0, /*duplicates=*/true);
+    for (int32_t page = 0; page < 3; ++page) {
+      pages.Commit(pages.Take());
+      pages.PublishBehind(page, Key(7));
+    }
+    pages.Forget(gone);
+    pages.Commit(pages.Take());
+    pages.PublishBehind(3, Key(7));
+    for (int32_t page = 0; page < 4; ++page) {
+      if (page == gone) continue;
+      EXPECT_EQ(pages.Lookup(Key(7)), page);
+      pages.Forget(page);
+    }
+    EXPECT_TRUE(pages.Publish(gone, Key(7)));
+    pages.PublishBehind(0 == gone ? 1 : 0, Key(7));
+    EXPECT_EQ(pages.Lookup(Key(7)), gone);
+    EXPECT_STREQ(pages.Audit({1, 1, 1, 1}), "");
+  }
 }
 
 TEST(PagesTest, ForgottenPagesAreTakenInTheirOrder) {

@@ -24,7 +24,7 @@ PageKey KeyOf(const Sha256Digest& digest, int64_t group) {
 
 std::unique_ptr<SequenceDetails> PagePool::Describe(
     std::span<const int32_t> tokens, std::span<const uint8_t> salt) const {
-  auto details = std::make_unique<SequenceDetails>();
+  auto details = std::make_unique<SequenceDetails>(lists_.resource());
   if (!prefix_cache_) return details;
   details->root = PrefixChain(secret_, salt, page_size()).Root();
   Learn(*details, tokens);
@@ -223,7 +223,7 @@ Result<std::vector<int32_t>> PagePool::BeginSwapOut(SequenceHandle handle) {
   }
   seq.state = SequenceState::kSwappingOut;
   seq.layout = ++layouts_;
-  return seq.pages();
+  return std::vector<int32_t>(seq.pages().begin(), seq.pages().end());
 }
 
 Status PagePool::EndSwapOut(SequenceHandle handle) {
@@ -276,7 +276,7 @@ Result<std::vector<int32_t>> PagePool::SwapIn(SequenceHandle handle) {
     pages[i] = filled[i] = pages_.Take();
     pages_.Commit(pages[i]);
   }
-  seq.pages() = std::move(pages);
+  seq.pages().assign(pages.begin(), pages.end());
   SetTail(seq);
   if (!fresh.empty()) {
     seq.published = std::min(seq.published,

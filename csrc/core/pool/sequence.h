@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <vector>
 
 #include "csrc/core/sha256.h"
@@ -25,10 +26,14 @@ enum class SequenceState : uint8_t {
   kSwappedOut,   // it has a length and no pages
 };
 
+using PageList = std::pmr::vector<int32_t>;
+
 // What steps rarely touch.
 struct SequenceDetails {
+  explicit SequenceDetails(std::pmr::memory_resource* lists) : pages(lists) {}
+
   // [slots, groups]; -1 where a window has passed.
-  std::vector<int32_t> pages;
+  PageList pages;
   Sha256Digest root{};              // before the first page
   std::vector<Sha256Digest> chain;  // after each page of known tokens
   std::vector<int32_t> tokens;      // the known ones, from the first on
@@ -38,6 +43,19 @@ struct SequenceDetails {
     int32_t length;
   };
   std::vector<Truncation> truncations;  // both ascend; of open steps only
+
+  void Clear() {
+    // Long lists give their memory back.
+    constexpr size_t kKept = 1024;
+    const auto clear = [](auto& list) {
+      list.clear();
+      if (list.capacity() > kKept) list.shrink_to_fit();
+    };
+    clear(pages);
+    clear(chain);
+    clear(tokens);
+    clear(truncations);
+  }
 };
 
 // What every step touches, on one cache line.
@@ -57,11 +75,10 @@ struct alignas(64) Sequence {
   int64_t layout = 0;
   // The last step that appended to it; -1 where all its tokens are committed.
   int64_t last_step = -1;
-  std::unique_ptr<SequenceDetails> details =
-      std::make_unique<SequenceDetails>();
+  std::unique_ptr<SequenceDetails> details = nullptr;
 
-  std::vector<int32_t>& pages() { return details->pages; }
-  const std::vector<int32_t>& pages() const { return details->pages; }
+  PageList& pages() { return details->pages; }
+  const PageList& pages() const { return details->pages; }
 };
 
 // A planned step, as the pool needs it to commit or abort.

@@ -124,9 +124,8 @@ bool PagePool::AppendOnes(Left left, int64_t max_pages, PoolStep& step,
       UndoOnes(step, row);
       return false;
     }
-    if (in_page == 0 ||
-        (in_page == last_in_page && seq.num_keys > seq.published))
-        [[unlikely]] {
+    if (in_page == 0 || (in_page == last_in_page &&
+                         seq.num_keys > seq.published)) [[unlikely]] {
       step.changed.push_back(static_cast<int32_t>(row));
     }
     seq.committed = before;
@@ -148,7 +147,7 @@ void PagePool::TakeForOnes(const PoolStep& step, int32_t* tails) {
   for (size_t i = 0; i < rows; ++i) {
     if (i + 12 < rows) {
       __builtin_prefetch(sequence(i + 12).details.get());
-      const std::vector<int32_t>& pages = sequence(i + 6).pages();
+      const PageList& pages = sequence(i + 6).pages();
       __builtin_prefetch(pages.data() + pages.size());
     }
     Sequence& seq = sequence(i);

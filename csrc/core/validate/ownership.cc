@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/str_cat.h"
 #include "csrc/core/validate.h"
 #include "csrc/core/validate/page_bits.h"
 #include "csrc/core/validate/scan.h"
@@ -15,30 +14,6 @@
 
 namespace pagemill::internal {
 namespace {
-
-Violation WrittenTwice(int64_t seq, int64_t slot, int32_t page, int64_t other) {
-  std::string message =
-      other == seq
-          ? StrCat("page ", page, " is written through two slots of sequence ",
-                   seq, ": page_indices[", seq, ", ", slot, "] repeats it.")
-          : StrCat("page ", page, " is written this step by sequence ", other,
-                   " and sequence ", seq, ": page_indices[", seq, ", ", slot,
-                   "].");
-  return {
-      CheckCode::kPageWrittenTwice, seq, slot, page, other, std::move(message)};
-}
-
-Violation SharedWritten(int64_t seq, int64_t slot, int32_t page,
-                        int64_t writer) {
-  return {CheckCode::kSharedPageWritten,
-          seq,
-          slot,
-          page,
-          writer,
-          StrCat("page ", page, " is written this step by sequence ", writer,
-                 " while sequence ", seq, " reads it: page_indices[", seq, ", ",
-                 slot, "].")};
-}
 
 // The few pages in question, and who writes each first.
 class Contested {
@@ -100,7 +75,8 @@ void LocateWrittenTwice(const Scan& scan, Contested& contested,
     if (writer < 0) {
       writer = seq;
     } else {
-      violations.push_back(WrittenTwice(seq, slot, page, writer));
+      violations.push_back(
+          {CheckCode::kPageWrittenTwice, seq, slot, page, writer});
     }
   });
 }
@@ -116,8 +92,8 @@ void LocateOwnership(const BatchView& batch, Scan& scan,
   Contested contested(std::move(pages), scan.TakeBits());
   LocateWrittenTwice(scan, contested, violations);
   for (const Read& read : reads) {
-    violations.push_back(SharedWritten(read.seq, read.slot, read.page,
-                                       contested.writer(read.page)));
+    violations.push_back({CheckCode::kSharedPageWritten, read.seq, read.slot,
+                          read.page, contested.writer(read.page)});
   }
 }
 

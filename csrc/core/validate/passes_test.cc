@@ -343,7 +343,7 @@ std::multiset<Fault> Faults(const std::vector<Violation>& violations) {
   std::multiset<Fault> faults;
   for (const Violation& v : violations) {
     faults.emplace(v.sequence, v.index, v.code, v.value, v.limit);
-    EXPECT_FALSE(v.message.empty());
+    EXPECT_FALSE(v.message().empty());
   }
   return faults;
 }

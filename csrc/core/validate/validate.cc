@@ -75,12 +75,12 @@ std::vector<Violation> Validate(const BatchView& batch, Level level) {
 std::string FormatViolations(std::span<const Violation> violations) {
   if (violations.empty()) return "no violations";
   const auto line = [](const Violation& v) {
-    return StrCat(v.message, " (", v.remedy(), ")");
+    return StrCat(v.message(), " (", v.remedy(), ")");
   };
   std::string text = line(violations.front());
   const size_t more = violations.size() - 1;
   for (size_t i = 1; i <= std::min(more, kMoreShown); ++i) {
-    text += StrCat("\n  also: ", violations[i].message);
+    text += StrCat("\n  also: ", violations[i].message());
   }
   if (more > kMoreShown) {
     text += StrCat("\n  and ", more - kMoreShown, " more.");

@@ -50,8 +50,8 @@ TEST(ValidateTest, EachCodeHasAFailingBatch) {
     Batch b = Small();
     damage(b);
     const Violation found = Only(b);
-    EXPECT_EQ(found.code, code) << found.message;
-    EXPECT_FALSE(found.message.empty());
+    EXPECT_EQ(found.code, code) << found.message();
+    EXPECT_FALSE(found.message().empty());
     EXPECT_FALSE(found.remedy().empty());
     seen.insert(found.code);
   };
@@ -92,11 +92,11 @@ TEST(ValidateTest, EachCodeHasAFailingBatch) {
 TEST(ValidateTest, PublicMessages) {
   Batch b = Small();
   b.num_seqs = 3;
-  EXPECT_EQ(Only(b).message,
+  EXPECT_EQ(Only(b).message(),
             "num_seqs[0]=3 must be less or equal to max_num_seqs=2.");
   b = Small();
   b.kv_lens[0] = 4;
-  EXPECT_EQ(Only(b).message,
+  EXPECT_EQ(Only(b).message(),
             "q_len=8 must be less or equal to kv_len=4 at sequence 0.");
 }
 
@@ -280,8 +280,8 @@ TEST(ValidateTest, ScalarMemoryIsCountedInPaddedRows) {
   const Violation found = Only(b);
   EXPECT_EQ(found.value, 4 * (1024 * 128 + 1024 + 1152 + 128));
   EXPECT_EQ(found.limit, 1 << 19);
-  EXPECT_EQ(found.message.rfind("Used 0.51M of 0.50M smem", 0), 0u)
-      << found.message;
+  EXPECT_EQ(found.message().rfind("Used 0.51M of 0.50M smem", 0), 0u)
+      << found.message();
   EXPECT_TRUE(b.Check(Level::kStructure).empty());
 }
 
