@@ -480,7 +480,7 @@ def test_f_rows_hold_their_sequence_and_nothing_else(keep_rows: bool) -> None:
         lambda: pool.truncate(seqs[1], 3),
         lambda: pool.preempt(seqs[0]),
         lambda: seqs.append(pool.fork(seqs[1])),
-        lambda: seqs.reverse(),
+        seqs.reverse,
         lambda: pool.close(seqs.pop()),
     ]
     for change in changes * 2:
