@@ -297,6 +297,11 @@ def test_context_manager_commits() -> None:
     assert seq.committed_length == 3
 
 
+def raise_after_commit(step: Step) -> None:
+    step.commit()
+    raise KeyError
+
+
 def test_context_manager_leaves_a_closed_step_closed() -> None:
     pool, planner = make()
     seq = pool.open()
@@ -304,9 +309,9 @@ def test_context_manager_leaves_a_closed_step_closed() -> None:
         step.retire(done=True)
         step.commit([1])
     assert seq.committed_length == 1
-    with pytest.raises(KeyError), planner.step([(seq, 3)]) as step:
-        step.commit()
-        raise KeyError
+    step = planner.step([(seq, 3)])
+    with pytest.raises(KeyError), step:
+        raise_after_commit(step)
     assert seq.committed_length == 4
     assert pool.stats().steps_in_flight == 0
 
@@ -476,9 +481,7 @@ def test_no_more_programs_than_buckets() -> None:
         rows = draw.randint(0, 8) if i else 8
         live = [pool.open() for _ in range(rows)]
         room = draw.choice([9, 64, 100]) if i else 100
-        requests = []
-        for seq in live:
-            requests.append((seq, draw.randint(1, max(1, room // rows))))
+        requests = [(s, draw.randint(1, max(1, room // rows))) for s in live]
         if requests and not i:  # the largest bucket, filled
             requests[0] = (live[0], 100 - sum(n for _, n in requests[1:]))
         with planner.step(requests) as step:
