@@ -148,6 +148,8 @@ class Planner:
     def step(self, requests: Any, counts: Any = None) -> Step:
         """The same as a lease on a buffer, which costs what changed only.
 
+        A step of :meth:`plan` that is still open is committed, as there.
+
         JAX may read the leased arrays in place, also after a call returned: on
         CPUs it aliases them. So give an output of the computation to
         :meth:`Step.retire`, and commit or abort the step.
@@ -161,6 +163,8 @@ class Planner:
           PagemillError: as of :meth:`plan`; nothing was changed.
           LeaseError: every buffer is leased; nothing was changed.
         """
+        if self._planned is not None:
+            self._close_planned()
         if self._fences.pending:
             self._fences.poll()
         if counts is not None:

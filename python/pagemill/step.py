@@ -106,6 +106,9 @@ class Step:
         with planner.step(requests) as step:
             out, kv_pages = attend(q, kv_pages, step.batch, k, v)
             step.retire(out)
+
+    Where an exception passes before :meth:`retire`, nothing may have been
+    launched: the buffer is taken back at once.
     """
 
     __slots__ = ("_closed", "_code", "_planner", "_retired", "buffer")

@@ -512,3 +512,17 @@ def test_bad_buckets(buckets: Any) -> None:
         return
     with pytest.raises(PagemillError, match="token_buckets"):
         make(token_buckets=buckets)
+
+
+def test_a_step_commits_the_plan_before_it() -> None:
+    pool = PagePool(64, 16)
+    planner = Planner(
+        pool, max_num_tokens=64, max_num_seqs=4, pages_per_seq=8, ring=1
+    )
+    seq = pool.open()
+    planner.plan([(seq, 5)])
+    step = planner.step([(seq, 1)])
+    assert seq.committed_length == 5
+    step.abort()
+    step.retire(done=True)
+    assert seq.length == 5
