@@ -22,6 +22,7 @@ struct Batch {
   int64_t page_size;
   int64_t total_num_pages;
   int64_t max_num_tokens;
+  int64_t sliding_window;
 };
 
 Status CheckOptional(std::string_view name, const ffi::AnyBuffer& buffer,
@@ -48,7 +49,8 @@ BatchView View(const Batch& b) {
           .pages_per_seq = m.page_indices.dimensions()[1],
           .page_size = b.page_size,
           .total_num_pages = b.total_num_pages,
-          .max_num_tokens = b.max_num_tokens};
+          .max_num_tokens = b.max_num_tokens,
+          .sliding_window = b.sliding_window};
 }
 
 Status Check(const Batch& batch, Level level, const ffi::AnyBuffer& code) {
@@ -76,7 +78,7 @@ ffi::Error CheckedHandler(ffi::AnyBuffer num_seqs, ffi::AnyBuffer kv_lens,
                           ffi::AnyBuffer slot_mapping,
                           ffi::Result<ffi::AnyBuffer> code, int64_t page_size,
                           int64_t total_num_pages, int64_t max_num_tokens,
-                          bool full) {
+                          bool full, int64_t sliding_window) {
   return ToError(Check({.metadata = {.kv_lens = kv_lens,
                                      .page_indices = page_indices,
                                      .cu_q_lens = cu_q_lens,
@@ -85,7 +87,8 @@ ffi::Error CheckedHandler(ffi::AnyBuffer num_seqs, ffi::AnyBuffer kv_lens,
                         .slot_mapping = slot_mapping,
                         .page_size = page_size,
                         .total_num_pages = total_num_pages,
-                        .max_num_tokens = max_num_tokens},
+                        .max_num_tokens = max_num_tokens,
+                        .sliding_window = sliding_window},
                        full ? Level::kFull : Level::kStructure, *code));
 }
 
@@ -104,4 +107,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PagemillChecked, pagemill::CheckedHandler,
                                   .Attr<int64_t>("page_size")
                                   .Attr<int64_t>("total_num_pages")
                                   .Attr<int64_t>("max_num_tokens")
-                                  .Attr<bool>("full"));
+                                  .Attr<bool>("full")
+                                  .Attr<int64_t>("sliding_window"));

@@ -32,6 +32,7 @@ def check_code(
     total_num_pages: int,
     max_num_tokens: int,
     level: str,
+    sliding_window: int = 0,
 ) -> jax.Array:
     """The kinds of rule that a batch breaks.
 
@@ -48,6 +49,7 @@ def check_code(
       total_num_pages: pages in the KV cache.
       max_num_tokens: rows of the token buffer.
       level: "structure" or "full".
+      sliding_window: keys that a query sees, itself included; 0 for all.
 
     Returns:
       i32[1]: the sum of ``1 << code`` over every :class:`CheckCode` for which
@@ -71,6 +73,7 @@ def check_code(
         cu_q_lens,
         page_size,
         total_num_pages,
+        sliding_window,
     )
     code = _lengths_code(r, max_num_tokens)
     code |= _bit(CheckCode.PAGE_OUT_OF_RANGE, r.live & ~r.in_range)
@@ -94,6 +97,7 @@ class _Rows:
     Attributes:
       num_seqs: i32[], within the rows.
       page_size, total_num_pages: sound sizes.
+      sliding_window: keys that a query sees; 0 for all.
       begin, end: i32[rows], a row's tokens.
       is_row: bool[rows], before num_seqs.
       falls, negative, exceeds, too_short: bool[rows], what is wrong with a
@@ -111,6 +115,7 @@ class _Rows:
     cu_q_lens: jax.Array
     page_size: int
     total_num_pages: int
+    sliding_window: int
 
     def __post_init__(self) -> None:
         rows, slots = self.page_indices.shape
@@ -130,12 +135,13 @@ class _Rows:
 
         slot = jnp.arange(slots, dtype=jnp.int32)
         # Of rows that are not usable the difference may be anything.
-        first = _divide(
-            jnp.maximum(kv_lens - self.q_len.astype(jnp.int32), 0),
-            self.page_size,
-        )
+        query = jnp.maximum(kv_lens - self.q_len.astype(jnp.int32), 0)
+        first = _divide(query, self.page_size)
         first = jnp.where(self.q_len == 0, pages, first)
         self.live = self.usable[:, None] & (slot < pages[:, None])
+        if self.sliding_window:
+            key = jnp.maximum(query - (self.sliding_window - 1), 0)
+            self.live &= slot >= _divide(key, self.page_size)[:, None]
         self.written = self.live & (slot >= first[:, None])
         self.in_range = (self.page_indices >= 0) & (
             self.page_indices < self.total_num_pages

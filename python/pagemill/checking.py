@@ -14,7 +14,12 @@ from pagemill.batch import ARRAYS, LEVELS, STATICS, RaggedBatch, known, prove
 from pagemill.check_in_program import check_code
 from pagemill.dispatch import Implementation, Implementations
 from pagemill.errors import PagemillError
-from pagemill.validation import CheckCode, require_level, validate
+from pagemill.validation import (
+    CheckCode,
+    as_window,
+    require_level,
+    validate,
+)
 
 _TARGET = "pagemill_checked"
 # What the primitive takes, in order; the result is shaped like the first.
@@ -27,6 +32,7 @@ def checked(
     batch: RaggedBatch,
     level: Literal["structure", "full"] = "full",
     *,
+    sliding_window: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[RaggedBatch, jax.Array]:
     """Proves a batch inside a program; what uses the result waits for that.
@@ -47,6 +53,7 @@ def checked(
     Args:
       batch: the batch.
       level: as in :func:`pagemill.validate`.
+      sliding_window: likewise.
       implementation: None for the platform's own, or "cpu" for the native
         handler, "xla" (and "tpu", "interpret") for the code. An explicit one
         never falls back.
@@ -63,12 +70,13 @@ def checked(
     """
     dispatch.check_implementation(implementation)
     require_level(level)
+    window = 0 if sliding_window is None else as_window(sliding_window)
     _require_batch("checked", batch)
     arrays = {name: getattr(batch, name) for name in ARRAYS}
     if implementation is None and all(
         known(array) for array in arrays.values() if array is not None
     ):
-        prove(batch, level)
+        prove(batch, level, window)
         return batch, jnp.zeros((1,), jnp.int32)
     operands = [
         jnp.zeros((0,), jnp.int32) if array is None else jnp.asarray(array)
@@ -79,12 +87,15 @@ def checked(
         *operands[1:],
         implementation=implementation,
         level=level,
+        sliding_window=window,
         **{name: getattr(batch, name) for name in STATICS},
     )
     return _idle_unless(batch, code), code
 
 
-def raise_for_code(code: Any, batch: RaggedBatch) -> None:
+def raise_for_code(
+    code: Any, batch: RaggedBatch, *, sliding_window: int | None = None
+) -> None:
     """Raises what :func:`pagemill.validate` says of a batch with a code.
 
     Args:
@@ -92,6 +103,7 @@ def raise_for_code(code: Any, batch: RaggedBatch) -> None:
         program.
       batch: the batch that was given to :func:`checked`, not the one it
         returned.
+      sliding_window: as it was given there.
 
     Raises:
       PagemillError: the batch is wrong; with every violation.
@@ -101,7 +113,7 @@ def raise_for_code(code: Any, batch: RaggedBatch) -> None:
     bits = _as_bits(code)
     if bits == 0:
         return
-    validate(batch)
+    validate(batch, sliding_window=sliding_window)
     kinds = ", ".join(c.name for c in CheckCode if bits >> c & 1)
     raise RuntimeError(
         f"code={bits} ({kinds or 'no kind of check'}) says that the batch was "
@@ -168,6 +180,7 @@ def _check_cpu(
     total_num_pages: int,
     max_num_tokens: int,
     level: str,
+    sliding_window: int,
 ) -> jax.Array:
     """The native handler, whose code is 0 or which fails the program."""
     call = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct((1,), jnp.int32))
@@ -176,7 +189,8 @@ def _check_cpu(
         page_size=np.int64(page_size),
         total_num_pages=np.int64(total_num_pages),
         max_num_tokens=np.int64(max_num_tokens),
-        full=np.bool_(LEVELS[level] is LEVELS["full"]),
+        full=np.bool_(LEVELS[level] == LEVELS["full"]),
+        sliding_window=np.int64(sliding_window),
     )
 
 

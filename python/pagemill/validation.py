@@ -61,7 +61,7 @@ def validate(
       PagemillError: with every violation, in order, in ``.violations``.
     """
     require_level(level)
-    window = 0 if sliding_window is None else _window(sliding_window)
+    window = 0 if sliding_window is None else as_window(sliding_window)
     budget = 0 if tpu is None else _smem_budget(tpu)
     given = not (
         kv_lens
@@ -96,7 +96,12 @@ def validate(
     prove(batch, level, window, budget)
 
 
-def _window(value: Any) -> int:
+def as_window(value: Any) -> int:
+    """A sliding window as the core takes it.
+
+    Raises:
+      PagemillError: anything but a positive int32.
+    """
     window = as_count("sliding_window", value)
     if not 0 < window < 2**31:
         raise PagemillError(

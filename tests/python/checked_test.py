@@ -69,10 +69,12 @@ BAD = {
 }
 
 
-def found(batch: RaggedBatch, level: Any = "full") -> tuple[int, str]:
+def found(
+    batch: RaggedBatch, level: Any = "full", window: int | None = None
+) -> tuple[int, str]:
     """What validate() finds: the codes as a bit mask, and its words."""
     try:
-        pagemill.validate(batch, level=level)
+        pagemill.validate(batch, level=level, sliding_window=window)
     except PagemillError as error:
         codes = {v.code for v in error.violations}
         return sum(1 << code for code in codes), str(error)
@@ -170,7 +172,9 @@ def test_sizes_that_no_batch_has() -> None:
 # ------------------------------------------------- code against validate()
 
 
-def code_of(batch: RaggedBatch, level: str = "full") -> int:
+def code_of(
+    batch: RaggedBatch, level: str = "full", window: int | None = None
+) -> int:
     from pagemill.check_in_program import check_code
 
     none = jnp.zeros(0, jnp.int32)
@@ -181,6 +185,7 @@ def code_of(batch: RaggedBatch, level: str = "full") -> int:
             "total_num_pages",
             "max_num_tokens",
             "level",
+            "sliding_window",
         ),
     )(
         batch.num_seqs,
@@ -193,6 +198,7 @@ def code_of(batch: RaggedBatch, level: str = "full") -> int:
         total_num_pages=batch.total_num_pages,
         max_num_tokens=batch.max_num_tokens,
         level=level,
+        sliding_window=window or 0,
     )
     return int(code[0])
 
@@ -279,8 +285,9 @@ def test_code_is_what_validate_finds(level: Any, optional: bool) -> None:
                 plant(rng, whole)
             changes |= {n: whole[n] for n in whole if changes[n] is not None}
         batch = RaggedBatch(**changes)
-        bits, words = found(batch, level)
-        code = code_of(batch, level)
+        window = 5 if trial % 4 == 1 else None
+        bits, words = found(batch, level, window)
+        code = code_of(batch, level, window)
         assert code == bits, (changes, words)
         assert trial % 8 or not bits, words
         seen.add(bits)
@@ -526,7 +533,11 @@ def test_handler_without_the_layers_above(
         "pagemill_checked", jax.ShapeDtypeStruct((1,), jnp.int32)
     )
     sizes = {name: np.int64(given[name]) for name in STATICS}
-    run = jax.jit(functools.partial(call, **sizes, full=np.bool_(True)))
+    run = jax.jit(
+        functools.partial(
+            call, **sizes, full=np.bool_(True), sliding_window=np.int64(0)
+        )
+    )
     with pytest.raises(FAILURES, match=words):
         jax.block_until_ready(run(*(given[name] for name in names)))
 
@@ -623,3 +634,36 @@ def test_raise_for_code() -> None:
             pagemill.raise_for_code(wrong, good)
     with pytest.raises(PagemillError, match="traced"):
         jax.jit(lambda code: pagemill.raise_for_code(code, good))(i32(0))
+
+
+def test_window_rows_pass_only_with_the_window() -> None:
+    # The first row's window has passed its slots 0 and 1, and the second row
+    # writes what they still name.
+    batch = device_batch(
+        {
+            "kv_lens": i32(100, 20),
+            "page_indices": np.int32(
+                [[5, 6, 2, 3, 4, 7, 8], [5, 6, 0, 0, 0, 0, 0]]
+            ),
+            "cu_q_lens": i32(0, 1, 5),
+            "num_seqs": i32(2),
+            "page_size": 16,
+            "total_num_pages": 16,
+            "max_num_tokens": 8,
+        }
+    )
+    check = functools.partial(pagemill.checked, sliding_window=32)
+    for implementation in ("cpu", "xla"):
+        call = functools.partial(check, implementation=implementation)
+        _, code = jax.jit(call)(batch)
+        assert int(code[0]) == 0
+    check(batch)
+    with pytest.raises(PagemillError, match="page 6 is written"):
+        pagemill.checked(batch)
+    _, code = jax.jit(
+        functools.partial(pagemill.checked, implementation="xla")
+    )(batch)
+    assert int(code[0]) == 1 << CheckCode.SHARED_PAGE_WRITTEN
+    pagemill.raise_for_code(0, batch)
+    with pytest.raises(PagemillError, match="page 6"):
+        pagemill.raise_for_code(code, batch)
