@@ -102,17 +102,19 @@ void StepBuffer::WriteTokens(int32_t begin, int32_t count,
   int32_t* positions = field(Field::kPositions) + begin;
   int32_t* slots = field(Field::kSlotMapping) + begin;
   const int64_t first = seq.length() - count;
-  for (int64_t i = 0; i < count;) {  // page by page
+  for (int64_t i = 0; i < count; ++i) {
+    positions[i] = static_cast<int32_t>(first + i);
+  }
+  for (int64_t i = 0, end; i < count; i = end) {  // page by page
     const int64_t slot = geometry.FullSlots(first + i);
-    const int64_t offset = first + i - slot * page_size;
-    const int64_t end = std::min<int64_t>(count, i + page_size - offset);
+    const int64_t offset = geometry.Remainder(first + i);
+    end = std::min<int64_t>(count, i + page_size - offset);
     for (int64_t group = 0; group < groups_; ++group) {
       const int64_t base =
           seq.pages()[slot * groups_ + group] * page_size + offset - i;
       int32_t* out = slots + group * sizes_.max_num_tokens;
       for (int64_t j = i; j < end; ++j) out[j] = static_cast<int32_t>(base + j);
     }
-    for (; i < end; ++i) positions[i] = static_cast<int32_t>(first + i);
   }
 }
 

@@ -20,6 +20,41 @@ PageKey KeyOf(const Sha256Digest& digest, int64_t group) {
   return key;
 }
 
+constexpr int64_t kPagesAhead = 6;
+
+// Fetches what the index needs for a sequence's keys, ahead of a loop over
+// them.
+class KeysAhead {
+ public:
+  KeysAhead(const Pages& pages, const SequenceDetails& details, int64_t group,
+            int64_t begin, int64_t end)
+      : pages_(pages),
+        chain_(details.chain),
+        group_(group),
+        begin_(begin),
+        end_(end),
+        slot_(begin - kBucket) {
+    while (slot_ < begin) Next();
+  }
+
+  void Next() {
+    if (slot_ + kBucket < end_) pages_.PrefetchBucket(Key(slot_ + kBucket));
+    const int64_t entry = slot_ + kEntry;
+    if (entry >= begin_ && entry < end_) pages_.PrefetchEntry(Key(entry));
+    ++slot_;
+  }
+
+ private:
+  static constexpr int64_t kBucket = 12, kEntry = 6;
+
+  PageKey Key(int64_t slot) const { return KeyOf(chain_[slot], group_); }
+
+  const Pages& pages_;
+  const std::vector<Sha256Digest>& chain_;
+  const int64_t group_, begin_, end_;
+  int64_t slot_;
+};
+
 }  // namespace
 
 std::unique_ptr<SequenceDetails> PagePool::Describe(
@@ -59,12 +94,10 @@ int64_t PagePool::FindPrefix(const SequenceDetails& details) const {
   int64_t hit = limit;
   for (int64_t group = 0; group < num_groups_; ++group) {
     if (windows_[group] != 0) continue;
+    KeysAhead ahead(pages_, details, group, 0, hit);
     int64_t slot = 0;
     for (; slot < hit && found(slot, group); ++slot) {
-      if (slot + 12 < hit) {
-        pages_.PrefetchBucket(KeyOf(details.chain[slot + 12], group));
-        pages_.PrefetchEntry(KeyOf(details.chain[slot + 6], group));
-      }
+      ahead.Next();
     }
     hit = slot;
   }
@@ -142,10 +175,11 @@ void PagePool::Publish(Sequence& seq) {
   SequenceDetails& details = *seq.details;
   const int64_t end =
       std::min<int64_t>(FullSlots(Committed(seq)), seq.num_keys);
+  KeysAhead ahead(pages_, details, 0, seq.published, end);
   for (int64_t slot = seq.published; slot < end; ++slot) {
-    if (slot + 12 < end) {
-      pages_.PrefetchBucket(KeyOf(details.chain[slot + 12], 0));
-      pages_.PrefetchEntry(KeyOf(details.chain[slot + 6], 0));
+    ahead.Next();
+    if (slot + kPagesAhead < end) {
+      pages_.Prefetch(details.pages[(slot + kPagesAhead) * num_groups_]);
     }
     for (int64_t group = 0; group < num_groups_; ++group) {
       const int32_t page = details.pages[slot * num_groups_ + group];
