@@ -2,6 +2,9 @@
 #ifndef PAGEMILL_CSRC_BINDINGS_HOST_BATCH_H_
 #define PAGEMILL_CSRC_BINDINGS_HOST_BATCH_H_
 
+#include <nanobind/stl/optional.h>
+
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,6 +47,43 @@ inline BatchView MakeView(const Input<int32_t, 1>& kv_lens,
           .page_size = page_size,
           .total_num_pages = total_num_pages,
           .max_num_tokens = max_num_tokens};
+}
+
+// A batch's arrays, looked at once and validated as often as wanted.  Kept as
+// Python's own: nanobind's handles are not given up while the interpreter ends.
+struct HostBatch {
+  std::array<nanobind::object, 6> arrays;
+  const int32_t* num_seqs;
+  BatchView sizes;  // and where the arrays lie
+
+  BatchView View() const {
+    BatchView view = sizes;
+    view.num_seqs = *num_seqs;
+    return view;
+  }
+};
+
+inline HostBatch MakeHostBatch(
+    const nanobind::object& kv_lens, const nanobind::object& page_indices,
+    const nanobind::object& cu_q_lens, const nanobind::object& num_seqs,
+    const nanobind::object& distribution, const nanobind::object& slot_mapping,
+    int64_t page_size, int64_t total_num_pages, int64_t max_num_tokens) {
+  using Vector = Input<int32_t, 1>;
+  const auto count = nanobind::cast<Vector>(num_seqs);
+  if (count.shape(0) != 1) {
+    Raise(InvalidArgument("num_seqs must have 1 entry."));
+  }
+  const BatchView sizes =
+      MakeView(nanobind::cast<Vector>(kv_lens),
+               nanobind::cast<Input<int32_t, 2>>(page_indices),
+               nanobind::cast<Vector>(cu_q_lens), 0,
+               nanobind::cast<OptionalVector>(distribution),
+               nanobind::cast<OptionalVector>(slot_mapping), page_size,
+               total_num_pages, max_num_tokens);
+  return {
+      {kv_lens, page_indices, cu_q_lens, num_seqs, distribution, slot_mapping},
+      count.data(),
+      sizes};
 }
 
 }  // namespace pagemill::bindings

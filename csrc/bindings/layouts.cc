@@ -24,7 +24,6 @@ using namespace nb::literals;  // NOLINT: "name"_a
 namespace pagemill::bindings {
 namespace {
 
-using Vector = Input<int32_t, 1>;
 using Output = Int32Output<1>;
 
 std::span<int32_t> Span(Int32Array& array) {
@@ -42,47 +41,41 @@ auto WithoutGil(Call call) {
   return call();
 }
 
-// A batch whose values were proved, with the arrays it lies in.
-struct ProvedBatch {
-  Vector kv_lens;
-  Input<int32_t, 2> page_indices;
-  Vector cu_q_lens;
-  BatchView view;
-};
+// All of these are for batches that validate() found nothing wrong with.
 
-Output Flat(const ProvedBatch& batch) {
-  Int32Array table(batch.view.max_num_seqs * batch.view.pages_per_seq);
-  WithoutGil([&] { WriteFlat(batch.view, Span(table)); });
+Output Flat(const HostBatch& batch) {
+  Int32Array table(batch.View().max_num_seqs * batch.View().pages_per_seq);
+  WithoutGil([&] { WriteFlat(batch.View(), Span(table)); });
   return Give(std::move(table));
 }
 
-std::tuple<Output, Output> Ragged(const ProvedBatch& batch, int64_t capacity) {
-  Int32Array sums(batch.view.max_num_seqs + 1), pages(capacity);
+std::tuple<Output, Output> Ragged(const HostBatch& batch, int64_t capacity) {
+  Int32Array sums(batch.View().max_num_seqs + 1), pages(capacity);
   RaiseIfError(WithoutGil(
-      [&] { return WriteRagged(batch.view, Span(sums), Span(pages)); }));
+      [&] { return WriteRagged(batch.View(), Span(sums), Span(pages)); }));
   return {Give(std::move(sums)), Give(std::move(pages))};
 }
 
-std::tuple<Output, Output, Output> Indptr(const ProvedBatch& batch,
+std::tuple<Output, Output, Output> Indptr(const HostBatch& batch,
                                           int64_t capacity) {
-  const int64_t rows = batch.view.max_num_seqs;
+  const int64_t rows = batch.View().max_num_seqs;
   Int32Array indptr(rows + 1), last(rows), pages(capacity);
   RaiseIfError(WithoutGil([&] {
-    return WriteIndptr(batch.view, Span(indptr), Span(last), Span(pages));
+    return WriteIndptr(batch.View(), Span(indptr), Span(last), Span(pages));
   }));
   return {Give(std::move(indptr)), Give(std::move(last)),
           Give(std::move(pages))};
 }
 
-Output SlotMapping(const ProvedBatch& batch) {
-  Int32Array slots(batch.view.max_num_tokens);
-  WithoutGil([&] { WriteSlotMapping(batch.view, Span(slots)); });
+Output SlotMapping(const HostBatch& batch) {
+  Int32Array slots(batch.View().max_num_tokens);
+  WithoutGil([&] { WriteSlotMapping(batch.View(), Span(slots)); });
   return Give(std::move(slots));
 }
 
 // The items, [capacity, 6], and how many are no padding; as many as there are
 // where no capacity is given.
-std::tuple<Int32Output<2>, int64_t> WorkList(const ProvedBatch& batch,
+std::tuple<Int32Output<2>, int64_t> WorkList(const HostBatch& batch,
                                              int64_t q_block, int64_t kv_block,
                                              bool causal,
                                              int64_t sliding_window,
@@ -93,8 +86,8 @@ std::tuple<Int32Output<2>, int64_t> WorkList(const ProvedBatch& batch,
                             .causal = causal,
                             .sliding_window = sliding_window,
                             .max_kv_per_item = max_kv_per_item};
-  RaiseIfError(CheckWorkOptions(batch.view, options));
-  const int64_t count = CountWork(batch.view, options);
+  RaiseIfError(CheckWorkOptions(batch.View(), options));
+  const int64_t count = CountWork(batch.View(), options);
   const int64_t rows = capacity.value_or(count);
   if (rows < count) {
     Raise(InvalidArgument(
@@ -103,7 +96,7 @@ std::tuple<Int32Output<2>, int64_t> WorkList(const ProvedBatch& batch,
                "max_kv_per_item.")));
   }
   Int32Array items(rows * kWorkItemSize);
-  WithoutGil([&] { WriteWork(batch.view, options, Span(items)); });
+  WithoutGil([&] { WriteWork(batch.View(), options, Span(items)); });
   return {TakeOver<2>(std::move(items), {static_cast<size_t>(rows),
                                          static_cast<size_t>(kWorkItemSize)}),
           count};
@@ -111,23 +104,10 @@ std::tuple<Int32Output<2>, int64_t> WorkList(const ProvedBatch& batch,
 
 }  // namespace
 
-void BindLayouts(nb::module_& m) {
-  nb::class_<ProvedBatch>(m, "ProvedBatch",
-                          "A batch that validate() found nothing wrong with.")
-      .def(nb::new_([](Vector kv_lens, Input<int32_t, 2> page_indices,
-                       Vector cu_q_lens, int64_t num_seqs, int64_t page_size,
-                       int64_t total_num_pages, int64_t max_num_tokens) {
-             const BatchView view =
-                 MakeView(kv_lens, page_indices, cu_q_lens, num_seqs, {}, {},
-                          page_size, total_num_pages, max_num_tokens);
-             return ProvedBatch{std::move(kv_lens), std::move(page_indices),
-                                std::move(cu_q_lens), view};
-           }),
-           "kv_lens"_a, "page_indices"_a, "cu_q_lens"_a, "num_seqs"_a,
-           nb::kw_only(), "page_size"_a, "total_num_pages"_a,
-           "max_num_tokens"_a)
+void BindLayouts(nb::class_<HostBatch> batch) {
+  batch
       .def("count_pages",
-           [](const ProvedBatch& batch) { return CountPages(batch.view); })
+           [](const HostBatch& batch) { return CountPages(batch.View()); })
       .def("flat", &Flat)
       .def("ragged", &Ragged, "capacity"_a)
       .def("indptr", &Indptr, "capacity"_a)

@@ -6,11 +6,14 @@
 
 namespace pagemill::bindings {
 
-void BindValidate(nanobind::module_& m);
+struct HostBatch;
+
+// The class of batches on the host, which others add to.
+nanobind::class_<HostBatch> BindValidate(nanobind::module_& m);
 void BindPagePool(nanobind::module_& m);
 void BindBlockPool(nanobind::module_& m);
 void BindPlanner(nanobind::module_& m);
-void BindLayouts(nanobind::module_& m);
+void BindLayouts(nanobind::class_<HostBatch> batch);
 void BindFfi(nanobind::module_& m);
 
 }  // namespace pagemill::bindings

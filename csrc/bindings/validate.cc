@@ -48,41 +48,10 @@ struct Violations {
 // Smaller batches are proved before another thread could take the lock.
 constexpr int64_t kReleaseGilAtPages = 4096;
 
-// A batch's arrays, looked at once and validated as often as wanted.  Kept as
-// Python's own: nanobind's handles are not given up while the interpreter ends.
-struct HostBatch {
-  std::array<nb::object, 6> arrays;
-  const int32_t* num_seqs;
-  BatchView view;
-};
-
-HostBatch MakeHostBatch(const nb::object& kv_lens,
-                        const nb::object& page_indices,
-                        const nb::object& cu_q_lens, const nb::object& num_seqs,
-                        const nb::object& distribution,
-                        const nb::object& slot_mapping, int64_t page_size,
-                        int64_t total_num_pages, int64_t max_num_tokens) {
-  using Vector = Input<int32_t, 1>;
-  const auto count = nb::cast<Vector>(num_seqs);
-  if (count.shape(0) != 1) {
-    Raise(InvalidArgument("num_seqs must have 1 entry."));
-  }
-  const BatchView view = MakeView(
-      nb::cast<Vector>(kv_lens), nb::cast<Input<int32_t, 2>>(page_indices),
-      nb::cast<Vector>(cu_q_lens), 0, nb::cast<OptionalVector>(distribution),
-      nb::cast<OptionalVector>(slot_mapping), page_size, total_num_pages,
-      max_num_tokens);
-  return {
-      {kv_lens, page_indices, cu_q_lens, num_seqs, distribution, slot_mapping},
-      count.data(),
-      view};
-}
-
 std::optional<Violations> ValidateBatch(const HostBatch& batch, int level,
                                         int64_t sliding_window,
                                         int64_t smem_budget_bytes) {
-  BatchView view = batch.view;
-  view.num_seqs = *batch.num_seqs;
+  BatchView view = batch.View();
   view.sliding_window = sliding_window;
   view.smem_budget_bytes = smem_budget_bytes;
   std::optional<nb::gil_scoped_release> release;
@@ -160,7 +129,7 @@ void BindViolations(nb::module_& m) {
 
 }  // namespace
 
-void BindValidate(nb::module_& m) {
+nb::class_<HostBatch> BindValidate(nb::module_& m) {
   BindTypes(m);
   BindViolations(m);
   m.def(
@@ -175,7 +144,9 @@ void BindValidate(nb::module_& m) {
         return checks;
       },
       "Every check: (code, level, what must hold, what to do otherwise).");
-  nb::class_<HostBatch>(m, "HostBatch", "A batch's arrays on the host.")
+  auto batch =
+      nb::class_<HostBatch>(m, "HostBatch", "A batch's arrays on the host.");
+  batch
       .def(nb::new_(&MakeHostBatch), "kv_lens"_a, "page_indices"_a,
            "cu_q_lens"_a, "num_seqs"_a, "distribution"_a.none(),
            "slot_mapping"_a.none(), "page_size"_a, "total_num_pages"_a,
@@ -195,6 +166,7 @@ void BindValidate(nb::module_& m) {
         return FormatViolations(violations);
       },
       "violations"_a);
+  return batch;
 }
 
 }  // namespace pagemill::bindings

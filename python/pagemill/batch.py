@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -215,14 +215,18 @@ def prove(
     Raises:
       PagemillError: with every violation.
     """
-    host = batch.__dict__.get("_host") or _host_batch(batch)
-    violations = host.validate(LEVELS[level], sliding_window, smem_budget_bytes)
+    violations = host_batch(batch).validate(
+        LEVELS[level], sliding_window, smem_budget_bytes
+    )
     if violations is not None:
         raise PagemillError(None, violations)
 
 
-def _host_batch(batch: RaggedBatch) -> _core.HostBatch:
+def host_batch(batch: RaggedBatch) -> _core.HostBatch:
     """The core's view; kept where the arrays are numpy's for good."""
+    kept: _core.HostBatch | None = batch.__dict__.get("_host")
+    if kept is not None:
+        return kept
     arrays = [getattr(batch, name) for name in ARRAYS]
     ours: list[Any] = [
         None if a is None else np.ascontiguousarray(a) for a in arrays
@@ -233,20 +237,6 @@ def _host_batch(batch: RaggedBatch) -> _core.HostBatch:
     if all(new is old for new, old in zip(ours, arrays, strict=True)):
         object.__setattr__(batch, "_host", host)
     return host
-
-
-def host_arrays(batch: RaggedBatch) -> dict[str, Any]:
-    """What the core needs of a batch on the host, beside its static part."""
-    return {
-        "kv_lens": _host(batch.kv_lens),
-        "page_indices": _host(batch.page_indices),
-        "cu_q_lens": _host(batch.cu_q_lens),
-        "num_seqs": int(np.asarray(batch.num_seqs)[0]),
-    }
-
-
-def _host(array: Any) -> Any:
-    return None if array is None else np.ascontiguousarray(array)
 
 
 def known(array: Any) -> bool:
@@ -264,9 +254,33 @@ def _one_problem(name: str, message: str, remedy: str) -> PagemillError:
     )
 
 
+class BatchTree:
+    """A batch's arrays as the leaves of a pytree, its sizes as the rest."""
+
+    def tree_flatten_with_keys(
+        self,
+    ) -> tuple[list[tuple[Any, Any]], tuple[int, ...]]:
+        """The arrays by name, and the static rest."""
+        leaves = [
+            (jax.tree_util.GetAttrKey(name), getattr(self, name))
+            for name in ARRAYS
+        ]
+        return leaves, tuple(getattr(self, name) for name in STATICS)
+
+    @classmethod
+    def tree_unflatten(cls, statics: tuple[int, ...], leaves: Any) -> Self:
+        """Rebuilds without checks: leaves may be tracers or placeholders."""
+        batch = object.__new__(cls)
+        for name, value in zip(ARRAYS, leaves, strict=True):
+            object.__setattr__(batch, name, value)
+        for name, static in zip(STATICS, statics, strict=True):
+            object.__setattr__(batch, name, static)
+        return batch
+
+
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class RaggedBatch:
+class RaggedBatch(BatchTree):
     """One step's metadata: a pytree whose arrays are leaves, the rest static.
 
     Takes numpy or jax arrays or lists; int32 and contiguous arrays are kept
@@ -342,25 +356,3 @@ class RaggedBatch:
     def __getstate__(self) -> dict[str, Any]:
         """The fields: the core's view of them is made anew."""
         return {n: v for n, v in self.__dict__.items() if n != "_host"}
-
-    def tree_flatten_with_keys(
-        self,
-    ) -> tuple[list[tuple[Any, Any]], tuple[int, ...]]:
-        """The arrays by name, and the static rest."""
-        leaves = [
-            (jax.tree_util.GetAttrKey(name), getattr(self, name))
-            for name in ARRAYS
-        ]
-        return leaves, tuple(getattr(self, name) for name in STATICS)
-
-    @classmethod
-    def tree_unflatten(
-        cls, statics: tuple[int, ...], leaves: Any
-    ) -> RaggedBatch:
-        """Rebuilds without checks: leaves may be tracers or placeholders."""
-        batch = object.__new__(cls)
-        for name, value in zip(ARRAYS, leaves, strict=True):
-            object.__setattr__(batch, name, value)
-        for name, static in zip(STATICS, statics, strict=True):
-            object.__setattr__(batch, name, static)
-        return batch

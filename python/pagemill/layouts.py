@@ -289,7 +289,7 @@ def from_indptr(
     )
 
 
-def proved(batch: RaggedBatch) -> _core.ProvedBatch:
+def proved(batch: RaggedBatch) -> _core.HostBatch:
     """The batch as the core reads it, once its structure is proved.
 
     Raises:
@@ -301,7 +301,7 @@ def proved(batch: RaggedBatch) -> _core.ProvedBatch:
             "of the bare arrays."
         )
     validate(batch, level="structure")
-    return _core.ProvedBatch(**batch_lib.host_arrays(batch), **_statics(batch))
+    return batch_lib.host_batch(batch)
 
 
 def _statics(batch: RaggedBatch) -> dict[str, Any]:

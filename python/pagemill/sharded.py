@@ -24,7 +24,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pagemill.batch import ARRAYS, STATICS, RaggedBatch, as_int32
+from pagemill.batch import (
+    ARRAYS,
+    STATICS,
+    BatchTree,
+    RaggedBatch,
+    as_int32,
+)
 from pagemill.errors import CapacityError, LeaseError, PagemillError
 from pagemill.planner import Planner
 from pagemill.pool import Int32Array, as_count
@@ -33,7 +39,7 @@ from pagemill.step import Step
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ShardedBatch:
+class ShardedBatch(BatchTree):
     """Batches of R ranks, one after the other in each array.
 
     A pytree whose arrays are leaves. Page ids, slots and sums of query lengths
@@ -132,28 +138,6 @@ class ShardedBatch:
                 "array sharded along its first axis; or use section(rank)."
             )
         return self.section(0)
-
-    def tree_flatten_with_keys(
-        self,
-    ) -> tuple[list[tuple[Any, Any]], tuple[int, ...]]:
-        """The arrays by name, and the static rest."""
-        leaves = [
-            (jax.tree_util.GetAttrKey(name), getattr(self, name))
-            for name in ARRAYS
-        ]
-        return leaves, tuple(getattr(self, name) for name in STATICS)
-
-    @classmethod
-    def tree_unflatten(
-        cls, statics: tuple[int, ...], leaves: Any
-    ) -> ShardedBatch:
-        """Rebuilds without checks: leaves may be tracers or placeholders."""
-        batch = object.__new__(cls)
-        for name, value in zip(ARRAYS, leaves, strict=True):
-            object.__setattr__(batch, name, value)
-        for name, static in zip(STATICS, statics, strict=True):
-            object.__setattr__(batch, name, static)
-        return batch
 
 
 class ShardedPlanner:

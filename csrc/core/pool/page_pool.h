@@ -118,7 +118,6 @@ class PagePool {
 
   // A sequence as a step finds it, valid inside the visitor only.
   struct Placed {
-    SequenceHandle handle;
     const Sequence& sequence;
 
     int32_t length() const { return sequence.length; }
@@ -147,7 +146,7 @@ class PagePool {
       if (row + 3 < rows) PrefetchPages(step.handles[row + 3]);
       Sequence& seq = sequences_[SlotOf(step.handles[row])];
       Place(seq, row, step);
-      visit(row, Placed{step.handles[row], seq});
+      visit(row, Placed{seq});
     }
     return Status();
   }
@@ -176,8 +175,7 @@ class PagePool {
     std::lock_guard lock(mutex_);
     if (!AppendOnes(left, max_pages, step, tails)) return false;
     finish([&](size_t row) {
-      const SequenceHandle handle = step.handles[row];
-      return Placed{handle, sequences_[SlotOf(handle)]};
+      return Placed{sequences_[SlotOf(step.handles[row])]};
     });
     return true;
   }
@@ -197,8 +195,7 @@ class PagePool {
   const PageGeometry& geometry() const { return geometry_; }
   int64_t num_groups() const { return num_groups_; }
   bool has_windows() const { return has_windows_; }
-  int64_t sliding_window(int64_t group) const { return windows_[group]; }
-  // Tokens at the front that no query at or past `length` sees.
+  // Slots at the front that no query at or past `length` sees.
   int64_t PassedSlots(int64_t group, int64_t length) const {
     const int64_t passed = length - windows_[group] + 1;
     return windows_[group] == 0 || passed <= 0 ? 0
