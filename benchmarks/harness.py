@@ -46,16 +46,18 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether every 'must' of the row holds; None if it has none."""
-        if self.must is None and self.least_ratio is None:
+        """Whether every 'must' of the row holds; None if there is none to see.
+
+        Without its peer a row that must be ahead of it is not judged.
+        """
+        if self.least_ratio is not None:
+            if self.ratio is None:
+                return None
+            if self.ratio < self.least_ratio:
+                return False
+        elif self.must is None:
             return None
-        fast = self.must is None or self.value <= self.must
-        ahead = (
-            self.least_ratio is None
-            or self.ratio is None
-            or self.ratio >= self.least_ratio
-        )
-        return fast and ahead
+        return self.must is None or self.value <= self.must
 
     def as_json(self) -> dict[str, Any]:
         """All that is known of the row."""

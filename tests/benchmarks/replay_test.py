@@ -62,5 +62,7 @@ def test_a_row_is_judged() -> None:
     assert not harness.Row("a", 4.0, "us", must=3).met
     assert not harness.Row("a", 5.0, "us", "p", 20.0, least_ratio=5).met
     assert harness.Row("a", 5.0, "us").met is None
+    absent = harness.Row("a", 2.0, "us", "peer", None, must=3, least_ratio=5)
+    assert absent.met is None
     assert harness.report([good], as_json=True) == 0
     assert harness.report([harness.Row("a", 4.0, "us", must=3)], as_json=True)
