@@ -215,11 +215,21 @@ def prove(
     Raises:
       PagemillError: with every violation.
     """
-    violations = host_batch(batch).validate(
+    violations = broken(batch, level, sliding_window, smem_budget_bytes)
+    if violations is not None:
+        raise PagemillError.about(violations)
+
+
+def broken(
+    batch: RaggedBatch,
+    level: str,
+    sliding_window: int = 0,
+    smem_budget_bytes: int = 0,
+) -> _core.Violations | None:
+    """What prove() refuses; None when there is nothing."""
+    return host_batch(batch).validate(
         LEVELS[level], sliding_window, smem_budget_bytes
     )
-    if violations is not None:
-        raise PagemillError(None, violations)
 
 
 def host_batch(batch: RaggedBatch) -> _core.HostBatch:

@@ -39,6 +39,9 @@ class PagemillError(ValueError):
         ``sequence``, ``index``, ``value`` and ``limit``.
     """
 
+    # An error that needs no dict is made sooner.
+    __slots__ = ("_message", "_violations")
+
     def __init__(
         self,
         message: str | None,
@@ -48,6 +51,14 @@ class PagemillError(ValueError):
         super().__init__(message)
         self._message = message
         self._violations: Any = violations
+
+    @staticmethod
+    def about(violations: _core.Violations) -> PagemillError:
+        """PagemillError(None, violations), which takes longer to call."""
+        error = PagemillError.__new__(PagemillError)
+        error._message = None
+        error._violations = violations
+        return error
 
     @property
     def violations(self) -> tuple[Problem | _core.Violation, ...]:

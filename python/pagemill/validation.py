@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from pagemill import _core
-from pagemill.batch import ARRAYS, LEVELS, RaggedBatch, prove
+from pagemill.batch import ARRAYS, LEVELS, RaggedBatch, broken
 from pagemill.errors import PagemillError
 from pagemill.params import SMEM_BYTES, SMEM_RESERVE
 from pagemill.pool import as_count
@@ -93,7 +93,9 @@ def validate(
         else:
             _refuse_both(batch, bare)
         _refuse_unknown_values(batch)
-    prove(batch, level, window, budget)
+    violations = broken(batch, level, window, budget)
+    if violations is not None:
+        raise PagemillError.about(violations)
 
 
 def as_window(value: Any) -> int:

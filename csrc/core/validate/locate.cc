@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -13,7 +14,6 @@
 #include "csrc/core/validate/ownership.h"
 #include "csrc/core/validate/rules.h"
 #include "csrc/core/validate/scan.h"
-#include "csrc/core/validate/table_scan.h"
 
 namespace pagemill::internal {
 namespace {
@@ -21,21 +21,21 @@ namespace {
 constexpr size_t kUsual = 128;
 constexpr int kMostRuns = 8;
 
-bool Before(const Violation& a, const Violation& b) {
+constexpr auto kBefore = [](const Violation& a, const Violation& b) {
   return std::tie(a.sequence, a.index) < std::tie(b.sequence, b.index);
-}
+};
 
 // By sequence and index; else as they were found.  Each kind of check goes over
 // the rows in order: a few sorted runs, most often, which are merged.
 std::vector<Violation> Sorted(std::vector<Violation> found) {
-  auto sorted = std::is_sorted_until(found.begin(), found.end(), Before);
+  auto sorted = std::is_sorted_until(found.begin(), found.end(), kBefore);
   for (int run = 0; sorted != found.end(); ++run) {
     if (run == kMostRuns) {
-      std::stable_sort(found.begin(), found.end(), Before);
+      std::stable_sort(found.begin(), found.end(), kBefore);
       break;
     }
-    const auto end = std::is_sorted_until(sorted, found.end(), Before);
-    std::inplace_merge(found.begin(), sorted, end, Before);
+    const auto end = std::is_sorted_until(sorted, found.end(), kBefore);
+    std::inplace_merge(found.begin(), sorted, end, kBefore);
     sorted = end;
   }
   return found;
@@ -57,7 +57,7 @@ class Locator {
     if (b_.slot_mapping != nullptr) LocateTokens();
     if (level_ == Level::kFull) {
       if (distribution) LocateRanges();
-      LocateOwnership(b_, scan_, found_);
+      LocateOwnership(scan_, found_, reads_);
     }
     return Sorted(std::move(found_));
   }
@@ -65,7 +65,8 @@ class Locator {
  private:
   void Report(CheckCode code, int64_t sequence, int64_t index, int64_t value,
               int64_t limit, std::array<int64_t, 2> detail = {}) {
-    found_.push_back({code, sequence, index, value, limit, detail});
+    // Not push_back: its copy would wait for the parts of the original.
+    found_.emplace_back(code, sequence, index, value, limit, detail);
   }
 
   bool LocateDistribution() {
@@ -114,18 +115,29 @@ class Locator {
     }
   }
 
-  void LocatePages(int64_t seq) {
-    for (const int32_t slot : scan_.FindPagesOutside(seq)) {
-      const int64_t page = b_.pages(seq)[slot];
-      Report(CheckCode::kPageOutOfRange, seq, slot, page, b_.total_num_pages);
+  // The writers of pages that are read are found later.
+  void LocatePages(int64_t seq, std::span<const int32_t> notable) {
+    const uint32_t total = static_cast<uint32_t>(b_.total_num_pages);
+    const int32_t* pages = b_.pages(seq);
+    for (const int32_t slot : notable) {
+      const int32_t page = pages[slot];
+      if (static_cast<uint32_t>(page) >= total) {
+        Report(CheckCode::kPageOutOfRange, seq, slot, page, total);
+      } else {
+        reads_.push_back(found_.size());
+        Report(CheckCode::kSharedPageWritten, seq, slot, page, -1);
+      }
     }
   }
 
   void LocateRows() {
-    for (int64_t seq = 0; seq < b_.num_seqs; ++seq) {
-      if (scan_.lengths_are_bad(seq)) LocateLengths(seq);
-      if (scan_.has_page_outside(seq)) LocatePages(seq);
-    }
+    scan_.ForEachBadRow([&](int64_t seq, std::span<const int32_t> notable) {
+      if (scan_.lengths_are_bad(seq)) {
+        LocateLengths(seq);
+      } else {
+        LocatePages(seq, notable);
+      }
+    });
   }
 
   // Where a token belongs can be told in sound rows only, and which tokens are
@@ -176,6 +188,7 @@ class Locator {
   const Level level_;
   Scan& scan_;
   std::vector<Violation> found_;
+  std::vector<size_t> reads_;  // places in found_
 };
 
 }  // namespace

@@ -36,6 +36,9 @@ class PageBits {
     word |= bit;
     return first;
   }
+  void Clear(uint32_t page) {
+    bits_[page / 32] &= ~(uint32_t{1} << (page % 32));
+  }
   // Clears neighbours as well: for clearing all that was set.
   void ClearAround(uint32_t page) { bits_[page / 32] = 0; }
 

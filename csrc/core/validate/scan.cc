@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "csrc/core/batch_view.h"
 #include "csrc/core/isa.h"
@@ -19,6 +20,19 @@ namespace {
 
 // Wider than any sequence, and far from overflow.
 constexpr int64_t kWidestWindow = int64_t{1} << 32;
+
+// Slots of bad rows that are looked at together: they fit the first cache.
+constexpr int64_t kSlotsAtOnce = 4096;
+
+// Never shrinks: what grows again is zeroed.
+template <typename T>
+T* AtLeast(std::vector<T>& memory, size_t size) {
+  if (memory.size() < size) memory.resize(size);
+  return memory.data();
+}
+
+// Rows whose written page is fetched ahead; each lies in a line of its own.
+constexpr int64_t kRowsAhead = 16;
 
 ScanMemory& MemoryOfThread() {
   thread_local ScanMemory memory;
@@ -56,10 +70,8 @@ class Pages {
 Scan::Scan(const BatchView& batch, Level level, Isa isa)
     : batch_(batch), scanner_(ScannerFor(isa)), memory_(MemoryOfThread()) {
   const size_t rows = static_cast<size_t>(batch.num_seqs);
-  if (memory_.flags.size() < rows) {
-    memory_.flags.resize(rows);
-    memory_.slots.resize(rows);
-  }
+  AtLeast(memory_.flags, rows);
+  AtLeast(memory_.slots, rows);
   memory_.written_twice.clear();
   bool bad = ScanLengths();
   if (level == Level::kFull) MarkWritten();
@@ -73,12 +85,6 @@ Scan::~Scan() {
   if (marked_) ClearWritten();
 }
 
-PageBits& Scan::TakeBits() {
-  if (marked_) ClearWritten();
-  marked_ = false;
-  return memory_.marks;
-}
-
 TableScan Scan::Table(const uint32_t* marks) {
   return {.page_indices = batch_.page_indices,
           .pages_per_seq = batch_.pages_per_seq,
@@ -90,25 +96,28 @@ TableScan Scan::Table(const uint32_t* marks) {
           .flags = memory_.flags.data()};
 }
 
-std::span<const int32_t> Scan::FindPagesOutside(int64_t seq) {
-  const RowSlots slots = memory_.slots[seq];
-  memory_.found.resize(batch_.pages_per_seq);
-  const int64_t count = scanner_.find(Table(nullptr), seq, slots.begin,
-                                      slots.end, memory_.found.data());
-  return {memory_.found.data(), static_cast<size_t>(count)};
+std::span<const int32_t> Scan::BadRows() {
+  int32_t* rows =
+      AtLeast(memory_.bad_rows, static_cast<size_t>(batch_.num_seqs));
+  size_t count = 0;
+  // Without branches: bad rows come as nobody can guess.
+  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
+    rows[count] = static_cast<int32_t>(seq);
+    count += Has(seq, kBadLengths | kPageOutside | kBadOwnership);
+  }
+  return {rows, count};
 }
 
-std::span<const int32_t> Scan::FindReadsOfWritten(int64_t seq) {
-  const RowSlots slots = memory_.slots[seq];
-  memory_.found.resize(batch_.pages_per_seq);
-  int32_t* found = memory_.found.data();
-  const int64_t count = scanner_.find(Table(memory_.marks.words()), seq,
-                                      slots.begin, slots.written, found);
-  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
-  const int32_t* end = std::remove_if(found, found + count, [&](int32_t slot) {
-    return static_cast<uint32_t>(batch_.pages(seq)[slot]) >= total;
-  });
-  return {found, static_cast<size_t>(end - found)};
+size_t Scan::RowsAtOnce() const {
+  return static_cast<size_t>(std::max<int64_t>(
+      kSlotsAtOnce / std::max<int64_t>(batch_.pages_per_seq, 1), 1));
+}
+
+void Scan::FindNotable(std::span<const int32_t> rows) {
+  scanner_.find(Table(marked_ ? memory_.marks.words() : nullptr), rows.data(),
+                static_cast<int64_t>(rows.size()),
+                AtLeast(memory_.found, rows.size() * batch_.pages_per_seq),
+                AtLeast(memory_.ends, rows.size()));
 }
 
 bool Scan::ScanLengths() {
@@ -143,19 +152,34 @@ void Scan::MarkWritten() {
   filtered_ = batch_.total_num_pages > kMaxPagesUnfiltered &&
               num_written_ <= kFilterBits / 8;
   if (filtered_) memory_.filter.Reserve(kFilterBits);
-  ForEachWritten([this](int64_t, int32_t, uint32_t page) {
-    if (filtered_) memory_.filter.Set(page % kFilterBits);
-    if (!memory_.marks.Set(page)) {
-      memory_.written_twice.push_back(static_cast<int32_t>(page));
+  WrittenSlot* written =
+      AtLeast(memory_.written, static_cast<size_t>(num_written_));
+  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
+  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
+    const RowSlots row = memory_.slots[seq];
+    const int32_t* pages = batch_.pages(seq);
+    if (seq + kRowsAhead < batch_.num_seqs) {
+      __builtin_prefetch(batch_.pages(seq + kRowsAhead) +
+                         memory_.slots[seq + kRowsAhead].written);
     }
-  });
+    for (int32_t slot = row.written; slot < row.end; ++slot) {
+      const uint32_t page = static_cast<uint32_t>(pages[slot]);
+      if (page >= total) continue;
+      *written++ = {static_cast<int32_t>(seq), slot, pages[slot]};
+      if (filtered_) memory_.filter.Set(page % kFilterBits);
+      if (!memory_.marks.Set(page))
+        memory_.written_twice.push_back(pages[slot]);
+    }
+  }
+  num_written_ = written - memory_.written.data();  // those in range
 }
 
 void Scan::ClearWritten() {
-  ForEachWritten([this](int64_t, int32_t, uint32_t page) {
+  for (const WrittenSlot& slot : written()) {
+    const uint32_t page = static_cast<uint32_t>(slot.page);
     memory_.marks.ClearAround(page);
     if (filtered_) memory_.filter.ClearAround(page % kFilterBits);
-  });
+  }
 }
 
 bool Scan::ScanTokens() {

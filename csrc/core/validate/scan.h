@@ -3,6 +3,8 @@
 #ifndef PAGEMILL_CSRC_CORE_VALIDATE_SCAN_H_
 #define PAGEMILL_CSRC_CORE_VALIDATE_SCAN_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -15,12 +17,22 @@
 
 namespace pagemill::internal {
 
+// A slot that receives this step's tokens, of a page in range.
+struct WrittenSlot {
+  int32_t seq;
+  int32_t slot;
+  int32_t page;
+};
+
 // The memory of a scan, kept between a thread's calls.
 struct ScanMemory {
   std::vector<RowSlots> slots;
   std::vector<uint8_t> flags;
+  std::vector<WrittenSlot> written;
   std::vector<int32_t> written_twice;
-  std::vector<int32_t> found;  // slots of a row
+  std::vector<int32_t> bad_rows;
+  std::vector<int32_t> found;  // slots of a few rows
+  std::vector<int32_t> ends;   // of each row's part of them
   PageBits marks;
   PageBits filter;
 };
@@ -38,47 +50,44 @@ class Scan {
   bool clean() const { return clean_; }
 
   bool lengths_are_bad(int64_t seq) const { return Has(seq, kBadLengths); }
-  // A live page id is out of range.
-  bool has_page_outside(int64_t seq) const { return Has(seq, kPageOutside); }
-  // The row may read a page that is written; never set at level kStructure.
-  bool ownership_is_bad(int64_t seq) const { return Has(seq, kBadOwnership); }
   // Never set in a row whose lengths or pages are bad.
   bool tokens_are_bad(int64_t seq) const { return Has(seq, kBadTokens); }
   bool is_sound(int64_t seq) const {
     return !Has(seq, kBadLengths | kPageOutside);
   }
-  // None when the lengths are bad.
-  const RowSlots& slots(int64_t seq) const { return memory_.slots[seq]; }
 
-  // At level kFull, the pages of written slots that an earlier slot writes.
+  // At level kFull, the slots written, in order, and the pages of those that
+  // an earlier slot writes.
+  std::span<const WrittenSlot> written() const {
+    return {memory_.written.data(), static_cast<size_t>(num_written_)};
+  }
   const std::vector<int32_t>& written_twice() const {
     return memory_.written_twice;
   }
 
-  // Calls visit(seq, slot, page) for each written slot of a page in range.
+  // Calls visit(seq, slots) for each row with bad lengths or slots, in order;
+  // `slots` are the live ones, in order, whose page is out of range or (level
+  // kFull) read while it is written this step: none if lengths are bad.
   template <typename Visit>
-  void ForEachWritten(const Visit& visit) const;
+  void ForEachBadRow(const Visit& visit);
 
-  // The row's live slots with a page out of range, and those that it reads but
-  // another slot writes (level kFull).  Good until the next such call.
-  std::span<const int32_t> FindPagesOutside(int64_t seq);
-  std::span<const int32_t> FindReadsOfWritten(int64_t seq);
-
-  // A bit for each page, all 0; FindReadsOfWritten must not be used from here
-  // on.
-  PageBits& TakeBits();
+  // The marks of pages that are written; level kFull.  Cleared ones need not be
+  // set again, but are not found anymore.
+  PageBits& marks() { return memory_.marks; }
 
  private:
   bool Has(int64_t seq, uint8_t flags) const {
     return (memory_.flags[seq] & flags) != 0;
   }
+  std::span<const int32_t> BadRows();
+  // Keeps the notable slots of as many rows as RowsAtOnce, or fewer.
+  void FindNotable(std::span<const int32_t> rows);
+  size_t RowsAtOnce() const;
   TableScan Table(const uint32_t* marks);
   bool ScanLengths();
   void MarkWritten();
   void ClearWritten();
   bool ScanTokens();
-  // Rows whose written page is fetched ahead; each lies in a line of its own.
-  static constexpr int64_t kRowsAhead = 16;
 
   const BatchView& batch_;
   const TableScanner& scanner_;
@@ -90,19 +99,19 @@ class Scan {
 };
 
 template <typename Visit>
-void Scan::ForEachWritten(const Visit& visit) const {
-  const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
-  for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
-    if (seq + kRowsAhead < batch_.num_seqs) {
-      __builtin_prefetch(batch_.pages(seq + kRowsAhead) +
-                         slots(seq + kRowsAhead).written);
+void Scan::ForEachBadRow(const Visit& visit) {
+  std::span<const int32_t> rows = BadRows();
+  while (!rows.empty()) {
+    const auto some = rows.first(std::min(rows.size(), RowsAtOnce()));
+    FindNotable(some);
+    const int32_t* begin = memory_.found.data();
+    const int32_t* slots = begin;
+    for (size_t i = 0; i < some.size(); ++i) {
+      const int32_t* end = begin + memory_.ends[i];
+      visit(int64_t{some[i]}, std::span(slots, end));
+      slots = end;
     }
-    const RowSlots row = slots(seq);
-    const int32_t* pages = batch_.pages(seq);
-    for (int32_t slot = row.written; slot < row.end; ++slot) {
-      const uint32_t page = static_cast<uint32_t>(pages[slot]);
-      if (page < total) visit(seq, slot, page);
-    }
+    rows = rows.subspan(some.size());
   }
 }
 

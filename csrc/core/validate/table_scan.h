@@ -44,10 +44,11 @@ struct TableScanner {
   // Flags rows with a live page id out of range; with marks also rows of which
   // not exactly the written slots name marked pages.  True when it flags any.
   bool (*scan)(const TableScan& scan);
-  // Writes those of the row's slots [begin, end) whose page is out of range or,
-  // with marks, is marked; returns how many.
-  int64_t (*find)(const TableScan& scan, int64_t row, int64_t begin,
-                  int64_t end, int32_t* slots);
+  // For rows that were flagged: writes those of their live slots, row after
+  // row, whose page is out of range, or marked while the slot is not written;
+  // and how many there are up to each row's end.
+  void (*find)(const TableScan& scan, const int32_t* rows, int64_t num_rows,
+               int32_t* slots, int32_t* ends);
 };
 
 extern const TableScanner kPortableTableScanner;

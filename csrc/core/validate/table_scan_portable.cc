@@ -18,8 +18,9 @@ struct Row {
       const uint32_t page = static_cast<uint32_t>(pages[i]);
       outside |= page >= scan.total_num_pages;  // negatives wrap high
     }
+    if (outside != 0) return {true, -1};
     int64_t hits = 0;
-    if (kLookup == Lookup::kNone || outside != 0) return {outside != 0, hits};
+    if (kLookup == Lookup::kNone) return {false, hits};
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t page = static_cast<uint32_t>(pages[i]);
       hits += (scan.marks[page / 32] >> (page % 32)) & 1;
