@@ -116,6 +116,20 @@ TEST(ValidateTest, APageTwiceInOneRow) {
   EXPECT_EQ(Only(b).code, CheckCode::kSharedPageWritten);
 }
 
+TEST(ValidateTest, APageOutsideHidesNoRead) {
+  Batch b = Small();
+  b.cu_q_lens = {0, 1, 2};
+  // Row 0 writes to no page and reads what row 1 writes: as many slots that
+  // name a written page as a good row has.
+  b.page(0, 1) = 99;
+  b.page(1, 0) = b.page(0, 0);
+  const std::vector<Violation> found = b.Check();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].code, CheckCode::kSharedPageWritten);
+  EXPECT_EQ(found[0].limit, 1);
+  EXPECT_EQ(found[1].code, CheckCode::kPageOutOfRange);
+}
+
 TEST(ValidateTest, StructureLeavesOwnershipOut) {
   Batch b = Small();
   b.page(1, 0) = 1;
