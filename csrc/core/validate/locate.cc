@@ -50,6 +50,7 @@ class Locator {
 
   std::vector<Violation> Run() && {
     found_.reserve(kUsual);
+    reads_.reserve(kUsual);
     const bool distribution = LocateDistribution();
     if (level_ == Level::kFull) LocateSmemBudget();
     LocateCuQLens();
@@ -172,6 +173,7 @@ class Locator {
   }
 
   void LocateRanges() {
+    if (DecodeAndPrefillRowsHold(b_)) return;
     const int64_t decode = b_.distribution[0], prefill = b_.distribution[1];
     for (int64_t seq = 0; seq < decode; ++seq) {
       if (b_.q_len(seq) == 1) continue;

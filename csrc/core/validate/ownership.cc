@@ -17,7 +17,7 @@ namespace {
 class FirstWriters {
  public:
   explicit FirstWriters(size_t max_pages)
-      : entries_(std::bit_ceil(2 * max_pages)) {}
+      : entries_(std::bit_ceil(max_pages + max_pages / 2 + 1)) {}
 
   // The writer of a page; -1 where it was not asked for before.
   int64_t& operator[](int32_t page) {
