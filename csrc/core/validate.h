@@ -4,7 +4,8 @@
 // Both passes read rows before num_seqs and live page slots only, whatever the
 // arrays hold.  Accepting costs O(live page slots) on the best instruction set
 // that there is, and allocates nothing after the first call of a thread with
-// as many pages and rows.  Naming offenders costs O(bad rows' slots) more.
+// as many pages, rows and written slots.  Naming offenders costs O(bad rows'
+// slots) more.
 #ifndef PAGEMILL_CSRC_CORE_VALIDATE_H_
 #define PAGEMILL_CSRC_CORE_VALIDATE_H_
 

@@ -215,18 +215,20 @@ def prove(
     Raises:
       PagemillError: with every violation.
     """
-    violations = broken(batch, level, sliding_window, smem_budget_bytes)
+    violations = find_violations(
+        batch, level, sliding_window, smem_budget_bytes
+    )
     if violations is not None:
         raise PagemillError.about(violations)
 
 
-def broken(
+def find_violations(
     batch: RaggedBatch,
     level: str,
     sliding_window: int = 0,
     smem_budget_bytes: int = 0,
 ) -> _core.Violations | None:
-    """What prove() refuses; None when there is nothing."""
+    """What prove() raises of; None when there is nothing."""
     return host_batch(batch).validate(
         LEVELS[level], sliding_window, smem_budget_bytes
     )

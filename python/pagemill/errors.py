@@ -54,7 +54,7 @@ class PagemillError(ValueError):
 
     @staticmethod
     def about(violations: _core.Violations) -> PagemillError:
-        """PagemillError(None, violations), which takes longer to call."""
+        """PagemillError(None, violations), without a call of __init__."""
         error = PagemillError.__new__(PagemillError)
         error._message = None
         error._violations = violations

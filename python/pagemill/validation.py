@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from pagemill import _core
-from pagemill.batch import ARRAYS, LEVELS, RaggedBatch, broken
+from pagemill.batch import ARRAYS, LEVELS, RaggedBatch, find_violations
 from pagemill.errors import PagemillError
 from pagemill.params import SMEM_BYTES, SMEM_RESERVE
 from pagemill.pool import as_count
@@ -93,7 +93,8 @@ def validate(
         else:
             _refuse_both(batch, bare)
         _refuse_unknown_values(batch)
-    violations = broken(batch, level, window, budget)
+    # Not prove(), for one traceback entry less.
+    violations = find_violations(batch, level, window, budget)
     if violations is not None:
         raise PagemillError.about(violations)
 

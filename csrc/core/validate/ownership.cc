@@ -13,24 +13,21 @@
 namespace pagemill::internal {
 namespace {
 
-// Who writes each page first.
+// Who writes each page first; pages are not negative.
 class FirstWriters {
  public:
   explicit FirstWriters(size_t max_pages)
-      : entries_(std::bit_ceil(max_pages + max_pages / 2 + 1)) {}
+      : entries_(std::bit_ceil(max_pages + max_pages / 2 + 1)),
+        shift_(64 - std::countr_zero(entries_.size())) {}
 
   // The writer of a page; -1 where it was not asked for before.
   int64_t& operator[](int32_t page) {
-    constexpr uint32_t kGolden = 0x9e3779b9;
-    const size_t last = entries_.size() - 1;
-    size_t place = (static_cast<uint32_t>(page) * kGolden >> 7) & last;
-    while (entries_[place].page != page) {
-      if (entries_[place].page < 0) {
-        entries_[place].page = page;
-        break;
-      }
-      place = (place + 1) & last;
+    constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
+    size_t place = static_cast<uint64_t>(page) * kGolden >> shift_;
+    while (entries_[place].page >= 0 && entries_[place].page != page) {
+      place = (place + 1) & (entries_.size() - 1);
     }
+    entries_[place].page = page;
     return entries_[place].writer;
   }
 
@@ -39,7 +36,8 @@ class FirstWriters {
     int32_t page = -1;
     int64_t writer = -1;
   };
-  std::vector<Entry> entries_;
+  std::vector<Entry> entries_;  // by hash, then the next free; never full
+  int shift_;                   // of a product's bits to a place
 };
 
 }  // namespace

@@ -113,7 +113,7 @@ size_t Scan::RowsAtOnce() const {
       kSlotsAtOnce / std::max<int64_t>(batch_.pages_per_seq, 1), 1));
 }
 
-void Scan::FindNotable(std::span<const int32_t> rows) {
+void Scan::FindSlots(std::span<const int32_t> rows) {
   scanner_.find(Table(marked_ ? memory_.marks.words() : nullptr), rows.data(),
                 static_cast<int64_t>(rows.size()),
                 AtLeast(memory_.found, rows.size() * batch_.pages_per_seq),
@@ -152,8 +152,9 @@ void Scan::MarkWritten() {
   filtered_ = batch_.total_num_pages > kMaxPagesUnfiltered &&
               num_written_ <= kFilterBits / 8;
   if (filtered_) memory_.filter.Reserve(kFilterBits);
-  WrittenSlot* written =
+  WrittenSlot* const first =
       AtLeast(memory_.written, static_cast<size_t>(num_written_));
+  WrittenSlot* next = first;
   const uint32_t total = static_cast<uint32_t>(batch_.total_num_pages);
   for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
     const RowSlots row = memory_.slots[seq];
@@ -165,17 +166,18 @@ void Scan::MarkWritten() {
     for (int32_t slot = row.written; slot < row.end; ++slot) {
       const uint32_t page = static_cast<uint32_t>(pages[slot]);
       if (page >= total) continue;
-      *written++ = {static_cast<int32_t>(seq), slot, pages[slot]};
+      *next++ = {static_cast<int32_t>(seq), slot, pages[slot]};
       if (filtered_) memory_.filter.Set(page % kFilterBits);
-      if (!memory_.marks.Set(page))
+      if (!memory_.marks.Set(page)) {
         memory_.written_twice.push_back(pages[slot]);
+      }
     }
   }
-  num_written_ = written - memory_.written.data();  // those in range
+  written_ = {first, next};
 }
 
 void Scan::ClearWritten() {
-  for (const WrittenSlot& slot : written()) {
+  for (const WrittenSlot& slot : written_) {
     const uint32_t page = static_cast<uint32_t>(slot.page);
     memory_.marks.ClearAround(page);
     if (filtered_) memory_.filter.ClearAround(page % kFilterBits);

@@ -56,11 +56,9 @@ class Scan {
     return !Has(seq, kBadLengths | kPageOutside);
   }
 
-  // At level kFull, the slots written, in order, and the pages of those that
-  // an earlier slot writes.
-  std::span<const WrittenSlot> written() const {
-    return {memory_.written.data(), static_cast<size_t>(num_written_)};
-  }
+  // The slots written, in order, and the pages of those that an earlier slot
+  // writes; none at level kStructure.
+  std::span<const WrittenSlot> written() const { return written_; }
   const std::vector<int32_t>& written_twice() const {
     return memory_.written_twice;
   }
@@ -80,9 +78,10 @@ class Scan {
     return (memory_.flags[seq] & flags) != 0;
   }
   std::span<const int32_t> BadRows();
-  // Keeps the notable slots of as many rows as RowsAtOnce, or fewer.
-  void FindNotable(std::span<const int32_t> rows);
+  // How many bad rows are looked at together.
   size_t RowsAtOnce() const;
+  // Keeps what ForEachBadRow says of so many rows, or fewer.
+  void FindSlots(std::span<const int32_t> rows);
   TableScan Table(const uint32_t* marks);
   bool ScanLengths();
   void MarkWritten();
@@ -92,7 +91,8 @@ class Scan {
   const BatchView& batch_;
   const TableScanner& scanner_;
   ScanMemory& memory_;
-  int64_t num_written_ = 0;  // slots
+  int64_t num_written_ = 0;  // slots, whatever their pages
+  std::span<const WrittenSlot> written_;
   bool marked_ = false;
   bool filtered_ = false;
   bool clean_ = false;
@@ -103,7 +103,7 @@ void Scan::ForEachBadRow(const Visit& visit) {
   std::span<const int32_t> rows = BadRows();
   while (!rows.empty()) {
     const auto some = rows.first(std::min(rows.size(), RowsAtOnce()));
-    FindNotable(some);
+    FindSlots(some);
     const int32_t* begin = memory_.found.data();
     const int32_t* slots = begin;
     for (size_t i = 0; i < some.size(); ++i) {

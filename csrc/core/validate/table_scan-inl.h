@@ -94,8 +94,8 @@ void FindSlots(const TableScan& scan, const int32_t* rows, int64_t num_rows,
     const auto [begin, written, end] = scan.rows[row];
     const int32_t* pages = scan.page_indices + row * scan.pages_per_seq;
     const bool lookup = MayReadMarked<Row>(scan, row, pages);
-    for (int32_t word = begin; word < end; word += 64) {
-      const auto until = [word](int32_t last) {
+    for (int64_t word = begin; word < end; word += 64) {
+      const auto until = [word](int64_t last) {
         return last - word < 64 ? last - word : 64;
       };
       uint64_t bits =
@@ -105,7 +105,7 @@ void FindSlots(const TableScan& scan, const int32_t* rows, int64_t num_rows,
                                                  until(written));
       }
       for (; bits != 0; bits &= bits - 1) {
-        slots[found++] = word + __builtin_ctzll(bits);
+        slots[found++] = static_cast<int32_t>(word) + __builtin_ctzll(bits);
       }
     }
     ends[i] = found;
