@@ -137,11 +137,13 @@ def validation() -> Iterator[Row]:
     ):
         batch = batches.decode_batch(seqs, width)
         bad = batches.with_faults(batch, 100)
+        assert _holds(batch)
+        assert not _holds(bad)
         peers = _validators(batch)
         found = interleaved_us(
             [
-                ("ours", functools.partial(pagemill.validate, batch), calls),
-                ("bad", functools.partial(_refuse, bad), calls),
+                ("ours", functools.partial(_holds, batch), calls),
+                ("bad", functools.partial(_holds, bad), calls),
                 *((name, call, max(calls // 6, 3)) for name, call in peers),
             ]
         )
@@ -176,12 +178,13 @@ def validation() -> Iterator[Row]:
         )
 
 
-def _refuse(batch: pagemill.RaggedBatch) -> None:
+def _holds(batch: pagemill.RaggedBatch) -> bool:
+    """As a caller checks that wants to go on either way."""
     try:
         pagemill.validate(batch)
     except pagemill.PagemillError:
-        return
-    raise AssertionError
+        return False
+    return True
 
 
 def _validators(

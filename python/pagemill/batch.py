@@ -219,7 +219,7 @@ def prove(
         batch, level, sliding_window, smem_budget_bytes
     )
     if violations is not None:
-        raise PagemillError.about(violations)
+        raise PagemillError(None, violations)
 
 
 def find_violations(

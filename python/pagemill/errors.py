@@ -6,13 +6,14 @@ Every message says name=value, the rule it breaks, where, and what to do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from pagemill import _core
 
 _MAX_SHOWN = 8
+_WITH_VIOLATIONS = 2  # arguments of a PagemillError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,42 +40,29 @@ class PagemillError(ValueError):
         ``sequence``, ``index``, ``value`` and ``limit``.
     """
 
-    # An error that needs no dict is made sooner.
-    __slots__ = ("_message", "_violations")
-
-    def __init__(
-        self,
-        message: str | None,
-        violations: Iterable[Problem | _core.Violation] | _core.Violations = (),
-    ) -> None:
-        """With a message, or with violations of a batch that make one."""
-        super().__init__(message)
-        self._message = message
-        self._violations: Any = violations
-
-    @staticmethod
-    def about(violations: _core.Violations) -> PagemillError:
-        """PagemillError(None, violations), without a call of __init__."""
-        error = PagemillError.__new__(PagemillError)
-        error._message = None
-        error._violations = violations
-        return error
+    # ``args`` holds it all, as no Python need run for that: the message, or
+    # None where the violations make it; and the violations, if there are any.
+    __slots__ = ()
 
     @property
     def violations(self) -> tuple[Problem | _core.Violation, ...]:
         """Every fault found, in order; made into a tuple when first read."""
-        if not isinstance(self._violations, tuple):
-            self._violations = tuple(self._violations)
-        return self._violations
+        if len(self.args) < _WITH_VIOLATIONS:
+            return ()
+        message, found = self.args
+        if not isinstance(found, tuple):
+            self.args = (message, tuple(found))
+        return cast("tuple[Problem | _core.Violation, ...]", self.args[1])
 
     def __str__(self) -> str:
         """The message; made when it is first read."""
-        if self._message is None:
+        message, *found = self.args or ("",)
+        if message is None:
             from pagemill import _core  # noqa: PLC0415
 
-            self._message = _core.format_violations(self._violations)
-            self.args = (self._message,)
-        return self._message
+            message = _core.format_violations(*found)
+            self.args = (message, *found)
+        return str(message)
 
     def __repr__(self) -> str:
         """As of any exception, with the message."""

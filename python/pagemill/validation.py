@@ -96,7 +96,7 @@ def validate(
     # Not prove(), for one traceback entry less.
     violations = find_violations(batch, level, window, budget)
     if violations is not None:
-        raise PagemillError.about(violations)
+        raise PagemillError(None, violations)
 
 
 def as_window(value: Any) -> int:

@@ -71,6 +71,7 @@ Scan::Scan(const BatchView& batch, Level level, Isa isa)
     : batch_(batch), scanner_(ScannerFor(isa)), memory_(MemoryOfThread()) {
   const size_t rows = static_cast<size_t>(batch.num_seqs);
   AtLeast(memory_.flags, rows);
+  AtLeast(memory_.hits, rows);
   AtLeast(memory_.slots, rows);
   memory_.written_twice.clear();
   bool bad = ScanLengths();
@@ -93,7 +94,8 @@ TableScan Scan::Table(const uint32_t* marks) {
           .total_num_pages = static_cast<uint32_t>(batch_.total_num_pages),
           .marks = marks,
           .filter = filtered_ ? memory_.filter.words() : nullptr,
-          .flags = memory_.flags.data()};
+          .flags = memory_.flags.data(),
+          .hits = memory_.hits.data()};
 }
 
 std::span<const int32_t> Scan::BadRows() {

@@ -28,6 +28,7 @@ struct WrittenSlot {
 struct ScanMemory {
   std::vector<RowSlots> slots;
   std::vector<uint8_t> flags;
+  std::vector<int32_t> hits;
   std::vector<WrittenSlot> written;
   std::vector<int32_t> written_twice;
   std::vector<int32_t> bad_rows;

@@ -49,6 +49,7 @@ bool ScanRows(const TableScan& scan) {
     // Without branches: bad rows come as nobody can guess.
     uint8_t flags = static_cast<uint8_t>(found.outside * kPageOutside);
     if constexpr (kLookup != Lookup::kNone) {
+      scan.hits[row] = static_cast<int32_t>(found.hits);
       const bool differs = found.hits != slots.end - slots.written;
       flags |= static_cast<uint8_t>(differs * kBadOwnership);
     }
@@ -58,29 +59,54 @@ bool ScanRows(const TableScan& scan) {
   return any != 0;
 }
 
-// A bit for each of the first `count` <= 64 pages that is notable.
-// Row::Notable<kLookup>(pages, count, scan) gives those of up to Row::kLanes.
-template <typename Row, Lookup kLookup>
-uint64_t NotableWord(const TableScan& scan, const int32_t* pages,
-                     int64_t count) {
-  uint64_t bits = 0;
-  for (int64_t i = 0; i < count; i += Row::kLanes) {
-    const int64_t some = count - i < Row::kLanes ? count - i : Row::kLanes;
-    bits |= uint64_t{Row::template Notable<kLookup>(pages + i, some, scan)}
-            << i;
-  }
-  return bits;
-}
-
-// Whether a flagged row may read marked pages.  Where no written slot's page is
-// outside, the count of hits has told.
+// Bits of the first `count` <= 64 pages.
 template <typename Row>
-bool MayReadMarked(const TableScan& scan, int32_t row, const int32_t* pages) {
-  if (scan.marks == nullptr) return false;
+class Word {
+ public:
+  Word(const TableScan& scan, const int32_t* pages, int64_t count)
+      : scan_(scan), pages_(pages), count_(count < 64 ? count : 64) {}
+
+  // Row::Outside(pages, count, scan) gives those of up to Row::kLanes.
+  uint64_t Outside() const {
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < count_; i += Row::kLanes) {
+      bits |= uint64_t{Row::Outside(pages_ + i, Some(i), scan_)} << i;
+    }
+    return bits;
+  }
+
+  // Takes what is found off `left`, and stops when nothing is.
+  uint64_t Marked(int64_t& left) const {
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < count_ && left > 0; i += Row::kLanes) {
+      const uint32_t some = Row::Marked(pages_ + i, Some(i), scan_);
+      bits |= uint64_t{some} << i;
+      left -= __builtin_popcount(some);
+    }
+    return bits;
+  }
+
+ private:
+  int64_t Some(int64_t i) const {
+    return count_ - i < Row::kLanes ? count_ - i : Row::kLanes;
+  }
+
+  const TableScan& scan_;
+  const int32_t* pages_;
+  const int64_t count_;
+};
+
+// How many slots of a flagged row read marked pages, at most.  Where no written
+// slot's page is outside, the scan has counted them.
+template <typename Row>
+int64_t MarkedReads(const TableScan& scan, int32_t row, const int32_t* pages) {
+  if (scan.marks == nullptr) return 0;
   const auto [begin, written, end] = scan.rows[row];
-  return (scan.flags[row] & kBadOwnership) != 0 ||
-         Row::template Scan<Lookup::kNone>(pages + written, end - written, scan)
-             .outside;
+  const bool counted =
+      scan.hits[row] >= 0 &&
+      !Row::template Scan<Lookup::kNone>(pages + written, end - written, scan)
+           .outside;
+  return counted ? scan.hits[row] - (end - written) : written - begin;
 }
 
 // The loops' ends are mostly the same for each row, and little else branches:
@@ -93,17 +119,10 @@ void FindSlots(const TableScan& scan, const int32_t* rows, int64_t num_rows,
     const int32_t row = rows[i];
     const auto [begin, written, end] = scan.rows[row];
     const int32_t* pages = scan.page_indices + row * scan.pages_per_seq;
-    const bool lookup = MayReadMarked<Row>(scan, row, pages);
+    int64_t reads = MarkedReads<Row>(scan, row, pages);
     for (int64_t word = begin; word < end; word += 64) {
-      const auto until = [word](int64_t last) {
-        return last - word < 64 ? last - word : 64;
-      };
-      uint64_t bits =
-          NotableWord<Row, Lookup::kNone>(scan, pages + word, until(end));
-      if (lookup) {
-        bits |= NotableWord<Row, Lookup::kMarks>(scan, pages + word,
-                                                 until(written));
-      }
+      uint64_t bits = Word<Row>(scan, pages + word, end - word).Outside();
+      bits |= Word<Row>(scan, pages + word, written - word).Marked(reads);
       for (; bits != 0; bits &= bits - 1) {
         slots[found++] = static_cast<int32_t>(word) + __builtin_ctzll(bits);
       }

@@ -32,6 +32,9 @@ struct TableScan {
   const uint32_t* marks;   // a bit per page written this step; or null
   const uint32_t* filter;  // of the marks; or null, and some sets never use it
   uint8_t* flags;          // [num_rows]
+  // [num_rows]: live slots that name marked pages; negative where not counted.
+  // Set with marks only.
+  int32_t* hits;
 };
 
 // A row's flags.

@@ -40,7 +40,7 @@ __m256i Inside(const Lanes& lanes, uint32_t total_num_pages) {
 }
 
 // 1 in lanes that are inside and marked, else 0.
-__m256i Marked(__m256i inside, __m256i page, const uint32_t* marks) {
+__m256i LookUp(__m256i inside, __m256i page, const uint32_t* marks) {
   const __m256i words = _mm256_mask_i32gather_epi32(
       _mm256_setzero_si256(), reinterpret_cast<const int*>(marks),
       _mm256_srli_epi32(page, 5), inside, 4);
@@ -56,6 +56,11 @@ int64_t Sum(__m256i x) {
   return _mm_cvtsi128_si32(sum);
 }
 
+// A bit per lane: its sign.
+uint32_t Bits(__m256i lanes) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes)));
+}
+
 struct Row {
   static constexpr int64_t kLanes = 8;
 
@@ -68,7 +73,7 @@ struct Row {
       const __m256i inside = Inside(lanes, scan.total_num_pages);
       outside = _mm256_or_si256(outside, _mm256_xor_si256(inside, lanes.valid));
       if constexpr (kLookup == Lookup::kMarks) {
-        hits = _mm256_add_epi32(hits, Marked(inside, lanes.page, scan.marks));
+        hits = _mm256_add_epi32(hits, LookUp(inside, lanes.page, scan.marks));
       }
     };
     int64_t i = 0;
@@ -78,19 +83,18 @@ struct Row {
             kLookup == Lookup::kMarks ? Sum(hits) : 0};
   }
 
-  template <Lookup kLookup>
-  static uint32_t Notable(const int32_t* pages, int64_t count,
+  static uint32_t Outside(const int32_t* pages, int64_t count,
                           const TableScan& scan) {
     const Lanes lanes = LoadSome(pages, count);
     const __m256i inside = Inside(lanes, scan.total_num_pages);
-    __m256i notable = _mm256_xor_si256(inside, lanes.valid);
-    if constexpr (kLookup == Lookup::kMarks) {
-      const __m256i marked = Marked(inside, lanes.page, scan.marks);
-      notable = _mm256_or_si256(
-          notable, _mm256_sub_epi32(_mm256_setzero_si256(), marked));
-    }
-    return static_cast<uint32_t>(
-        _mm256_movemask_ps(_mm256_castsi256_ps(notable)));
+    return Bits(_mm256_xor_si256(inside, lanes.valid));
+  }
+
+  static uint32_t Marked(const int32_t* pages, int64_t count,
+                         const TableScan& scan) {
+    const Lanes lanes = LoadSome(pages, count);
+    const __m256i inside = Inside(lanes, scan.total_num_pages);
+    return Bits(_mm256_slli_epi32(LookUp(inside, lanes.page, scan.marks), 31));
   }
 };
 

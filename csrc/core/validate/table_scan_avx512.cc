@@ -28,7 +28,7 @@ inline __mmask16 Inside(__mmask16 lanes, __m512i page,
 }
 
 // Those of `lanes` whose page has its bit set.
-inline __mmask16 Marked(__mmask16 lanes, __m512i page, const uint32_t* bits) {
+inline __mmask16 LookUp(__mmask16 lanes, __m512i page, const uint32_t* bits) {
   const __m512i words = _mm512_mask_i32gather_epi32(
       _mm512_setzero_si512(), lanes, _mm512_maskz_srli_epi32(lanes, page, 5),
       bits, 4);
@@ -55,7 +55,7 @@ class Candidates {
       const __mmask16 lanes =
           FirstLanes(count_ - i < kVectorLanes ? count_ - i : kVectorLanes);
       hits += __builtin_popcount(
-          Marked(lanes, _mm512_maskz_loadu_epi32(lanes, pages_ + i), marks));
+          LookUp(lanes, _mm512_maskz_loadu_epi32(lanes, pages_ + i), marks));
     }
     return hits;
   }
@@ -85,17 +85,18 @@ struct Row {
     return all;
   }
 
-  template <Lookup kLookup>
-  static uint32_t Notable(const int32_t* pages, int64_t count,
+  static uint32_t Outside(const int32_t* pages, int64_t count,
                           const TableScan& scan) {
     const __mmask16 lanes = FirstLanes(count);
     const __m512i page = _mm512_maskz_loadu_epi32(lanes, pages);
-    const __mmask16 inside = Inside(lanes, page, scan.total_num_pages);
-    uint32_t notable = inside ^ lanes;
-    if constexpr (kLookup == Lookup::kMarks) {
-      notable |= Marked(inside, page, scan.marks);
-    }
-    return notable;
+    return Inside(lanes, page, scan.total_num_pages) ^ uint32_t { lanes };
+  }
+
+  static uint32_t Marked(const int32_t* pages, int64_t count,
+                         const TableScan& scan) {
+    const __mmask16 lanes = FirstLanes(count);
+    const __m512i page = _mm512_maskz_loadu_epi32(lanes, pages);
+    return LookUp(Inside(lanes, page, scan.total_num_pages), page, scan.marks);
   }
 
  private:
@@ -110,10 +111,10 @@ struct Row {
       const __mmask16 inside = Inside(lanes, page, scan.total_num_pages);
       outside |= static_cast<uint32_t>(inside ^ lanes);
       if constexpr (kLookup == Lookup::kMarks) {
-        hits += __builtin_popcount(Marked(inside, page, scan.marks));
+        hits += __builtin_popcount(LookUp(inside, page, scan.marks));
       } else if constexpr (kLookup == Lookup::kFilter) {
         candidates.Add(
-            Marked(inside, _mm512_and_si512(page, filter_low), scan.filter),
+            LookUp(inside, _mm512_and_si512(page, filter_low), scan.filter),
             page);
       }
     };

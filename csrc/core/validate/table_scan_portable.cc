@@ -28,13 +28,22 @@ struct Row {
     return {false, hits};
   }
 
-  template <Lookup kLookup>
-  static uint32_t Notable(const int32_t* pages, int64_t count,
+  static uint32_t Outside(const int32_t* pages, int64_t count,
                           const TableScan& scan) {
     uint32_t bits = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const RowFindings found = Scan<kLookup>(pages + i, 1, scan);
-      bits |= static_cast<uint32_t>(found.outside | (found.hits != 0)) << i;
+      const bool outside = Scan<Lookup::kNone>(pages + i, 1, scan).outside;
+      bits |= static_cast<uint32_t>(outside) << i;
+    }
+    return bits;
+  }
+
+  static uint32_t Marked(const int32_t* pages, int64_t count,
+                         const TableScan& scan) {
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool marked = Scan<Lookup::kMarks>(pages + i, 1, scan).hits > 0;
+      bits |= static_cast<uint32_t>(marked) << i;
     }
     return bits;
   }
