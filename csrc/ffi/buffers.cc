@@ -32,6 +32,14 @@ std::string DTypeText(ffi::DataType dtype) {
       return "int32";
     case ffi::S64:
       return "int64";
+    case ffi::U32:
+      return "uint32";
+    case ffi::S8:
+      return "int8";
+    case ffi::F8E4M3FN:
+      return "float8_e4m3fn";
+    case ffi::F8E5M2:
+      return "float8_e5m2";
     case ffi::F16:
       return "float16";
     case ffi::F64:

@@ -28,6 +28,11 @@ std::string DTypeText(xla::ffi::DataType dtype);
 Status CheckRank(std::string_view name, const xla::ffi::AnyBuffer& buffer,
                  size_t rank);
 
+// An operand that a call goes without is an array without elements.
+inline bool IsAbsent(const xla::ffi::AnyBuffer& buffer) {
+  return buffer.element_count() == 0;
+}
+
 // The reason follows the type: "float32 as q is".
 Status CheckDType(std::string_view name, const xla::ffi::AnyBuffer& buffer,
                   xla::ffi::DataType dtype, std::string_view reason);

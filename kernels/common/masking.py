@@ -7,8 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 from pagemill.params import AttentionParams
 
+_WORD_BITS = 32
 
-def visible(query: Any, key: Any, kv_len: Any, params: AttentionParams) -> Any:
+
+def visible(
+    query: Any,
+    key: Any,
+    kv_len: Any,
+    params: AttentionParams,
+    tree: tuple[Any, Any] | None = None,
+) -> Any:
     """True where a query sees a key.
 
     Args:
@@ -16,9 +24,13 @@ def visible(query: Any, key: Any, kv_len: Any, params: AttentionParams) -> Any:
       key: i32, positions of keys.
       kv_len: i32, keys that there are.
       params: causal and sliding_window.
+      tree: in place of causal, the queries' words u32[rows, W] and the number
+        i32 of each key among the tokens of its step, negative for older ones.
     """
     seen = (key >= 0) & (key < kv_len)
-    if params.causal:
+    if tree is not None:
+        seen &= _in_tree(*tree)
+    elif params.causal:
         seen &= key <= query
     if params.sliding_window is not None:
         # The difference, not query - window + 1: no overflow for any window.
@@ -26,8 +38,24 @@ def visible(query: Any, key: Any, kv_len: Any, params: AttentionParams) -> Any:
     return seen
 
 
+def _in_tree(words: Any, number: Any) -> Any:
+    seen = number < 0
+    for i in range(words.shape[1]):
+        bit = number - _WORD_BITS * i
+        held = (bit >= 0) & (bit < _WORD_BITS)
+        shift = jnp.where(held, bit, 0).astype(jnp.uint32)
+        word = words[:, i : i + 1] >> shift
+        seen |= held & ((word & jnp.uint32(1)) != 0)
+    return seen
+
+
 def visible_range(
-    first: Any, last: Any, kv_len: Any, params: AttentionParams
+    first: Any,
+    last: Any,
+    kv_len: Any,
+    params: AttentionParams,
+    *,
+    tree: bool = False,
 ) -> tuple[Any, Any]:
     """Keys [begin, end) that hold all that queries [first, last] see.
 
@@ -36,12 +64,13 @@ def visible_range(
       last: i32, the highest.
       kv_len: i32, keys that there are.
       params: causal and sliding_window.
+      tree: a tree mask takes the place of causal.
     """
     begin = jnp.int32(0)
     if params.sliding_window is not None:
         begin = jnp.maximum(first - (params.sliding_window - 1), 0)
     end = kv_len
-    if params.causal:
+    if params.causal and not tree:
         end = jnp.minimum(last + 1, kv_len)
     return jnp.minimum(begin, jnp.maximum(end, 0)), jnp.maximum(end, 0)
 

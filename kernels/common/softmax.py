@@ -33,3 +33,12 @@ def normalise(acc: Any, total: Any) -> Any:
     return jnp.where(
         total == 0.0, 0.0, acc / jnp.where(total == 0.0, 1.0, total)
     )
+
+
+def log_sum(highest: Any, total: Any) -> Any:
+    """The log-sum-exp of a row's logits; -inf where it saw no key."""
+    return jnp.where(
+        total == 0.0,
+        -jnp.inf,
+        highest + jnp.log(jnp.where(total == 0.0, 1.0, total)),
+    )

@@ -20,6 +20,7 @@ from pagemill.kernels.ragged_paged_attention.cpu import (
 from pagemill.kernels.ragged_paged_attention.kernel import (
     ragged_paged_attention_tpu,
 )
+from pagemill.kernels.ragged_paged_attention.operands import Operands
 from pagemill.kernels.ragged_paged_attention.reference import (
     ragged_paged_attention_xla,
 )
@@ -27,7 +28,9 @@ from pagemill.kernels.ragged_paged_attention.spec import (
     COPY_PAGES,
     RAGGED_PAGED_ATTENTION,
     UPDATE_KV_PAGES,
+    for_layout,
 )
+from pagemill.kv_cache import KVLayout, as_layout, page_size_of
 from pagemill.params import AttentionParams, Tuning
 
 _METADATA = ("kv_lens", "page_indices", "cu_q_lens", "num_seqs")
@@ -44,6 +47,14 @@ def ragged_paged_attention(
     causal: bool = True,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    mask_value: float | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    tree_mask: Any = None,
+    return_lse: bool = False,
+    kv_layout: KVLayout | str = KVLayout.INTERLEAVED,
+    num_kv_heads: int | None = None,
     tuning: Tuning | None = None,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -60,24 +71,42 @@ def ragged_paged_attention(
     Args:
       q: f32 or bf16 [max_num_tokens, num_q_heads, head_dim]. Rows behind the
         last live token may hold anything.
-      kv_pages: [total_num_pages, page_size, 2 * num_kv_heads, head_dim], q's
-        dtype; K at even, V at odd combined heads.
+      kv_pages: [total_num_pages, page_size, 2 * num_kv_heads, head_dim], K at
+        even, V at odd combined heads, or as ``kv_layout`` says; q's dtype,
+        float8_e4m3fn, float8_e5m2 or int8.
       batch: a :class:`RaggedBatch`, or (kv_lens, page_indices, cu_q_lens,
         num_seqs) as there.
       k: None or [max_num_tokens, num_kv_heads, head_dim]: this step's keys.
+        8-bit pages take float32 and bfloat16 too: divided by k_scale, rounded
+        to the nearest and kept finite.
       v: as k: this step's values.
       sm_scale: factor on the logits; None stands for head_dim ** -0.5.
       causal: a query sees no key past its own position.
       sliding_window: keys that a query keeps, itself included; None: all.
       soft_cap: soft_cap * tanh(logit / soft_cap), before masking; None: off.
+      mask_value: a masked key counts exactly 0; a value, which must be at most
+        -1e30, changes nothing.
+      sinks: None or [num_q_heads]: a logit per head that takes its share of
+        the softmax, and has no value.
+      k_scale: None, or f32, a scalar or [num_kv_heads]: what is stored times
+        this is K. Traced: a new one compiles nothing.
+      v_scale: as k_scale, for V.
+      tree_mask: None or u32 [max_num_tokens, words], in place of ``causal``:
+        bit j % 32 of word j // 32 says whether a token sees the j-th token of
+        its sequence in this step. Older keys are seen by all.
+      return_lse: also return the log-sum-exp of each row's logits.
+      kv_layout: how kv_pages is laid out, a :class:`KVLayout` or its value.
+      num_kv_heads: where kv_pages' shape leaves it open: packed pages that end
+        in padding.
       tuning: how the TPU kernel cuts its work.
       implementation: None for the platform's own, or "tpu", "cpu", "xla",
         "interpret" (the TPU kernel in its interpreter, with races and reads
         out of bounds raised). An explicit one never falls back.
 
     Returns:
-      out, shaped and typed like q; or (out, kv_pages) with ``k`` and ``v``.
-      Dead rows, and rows with no visible key, are 0.
+      out, shaped and typed like q; then, as far as asked for, lse f32
+      [max_num_tokens, num_q_heads] and kv_pages, as a tuple. Dead rows, and
+      rows with no visible key, are 0; their lse is -inf (or the sink).
 
     Raises:
       PagemillError: shapes, dtypes or options that do not fit: all of them.
@@ -87,21 +116,23 @@ def ragged_paged_attention(
       UnsupportedError: ``implementation`` cannot run on this platform.
     """
     dispatch.check_implementation(implementation)
-    metadata = _metadata(batch)
-    tuning = Tuning() if tuning is None else tuning
-    if not isinstance(tuning, Tuning):
-        raise PagemillError(
-            f"tuning is a {type(tuning).__name__}; it must be a "
-            "pagemill.Tuning or None."
-        )
+    layout = as_layout(kv_layout)
+    tuning = _as_tuning(tuning)
+    operands = Operands(
+        q,
+        kv_pages,
+        *_metadata(batch),
+        sinks=sinks,
+        k_scale=_as_scale("k_scale", k_scale),
+        v_scale=_as_scale("v_scale", v_scale),
+        tree_mask=tree_mask,
+    )
     options = spec.check(
-        RAGGED_PAGED_ATTENTION,
+        for_layout(RAGGED_PAGED_ATTENTION, layout),
         {
-            "q": q,
-            "kv_pages": kv_pages,
+            **_to_check(operands),
             "k": k,
             "v": v,
-            **dict(zip(_METADATA, metadata, strict=True)),
             "batch": batch if isinstance(batch, RaggedBatch) else None,
         },
         {
@@ -109,44 +140,136 @@ def ragged_paged_attention(
             "causal": causal,
             "sliding_window": sliding_window,
             "soft_cap": soft_cap,
-            "num_kv_pages_per_block": tuning.num_kv_pages_per_block,
-            "num_queries_per_block": tuning.num_queries_per_block,
-            "vmem_limit_bytes": tuning.vmem_limit_bytes,
+            "mask_value": mask_value,
+            "return_lse": return_lse,
+            "num_kv_heads": num_kv_heads,
+            **dataclasses.asdict(tuning),
         },
         platform="tpu" if implementation in ("tpu", "interpret") else None,
     )
+    _refuse_one_of_two(k, v)
+    params = _pick(AttentionParams, options | {"kv_layout": layout})
+    batch = _as_batch(batch, operands, layout)
+    _prove_known(batch, sliding_window or 0)
+    operands = _as_arrays(operands, params)
+    if k is not None:
+        operands = operands._replace(
+            kv_pages=update.update_kv_pages(
+                *map(jnp.asarray, (operands.kv_pages, k, v, _slots(batch))),
+                operands.k_scale,
+                operands.v_scale,
+                layout=layout,
+            )
+        )
+    outs = _attend(
+        operands,
+        implementation=implementation,
+        params=params,
+        tuning=_pick(Tuning, options),
+    )
+    written = () if k is None else (operands.kv_pages,)
+    results = (*outs, *written)
+    return results if len(results) > 1 else results[0]
+
+
+def _as_tuning(tuning: Any) -> Tuning:
+    if tuning is None:
+        return Tuning()
+    if not isinstance(tuning, Tuning):
+        raise PagemillError(
+            f"tuning is a {type(tuning).__name__}; it must be a "
+            "pagemill.Tuning or None."
+        )
+    return tuning
+
+
+def _as_scale(name: str, scale: Any) -> Any:
+    """A scale as an f32 array; scalars stay scalars.
+
+    Raises:
+      PagemillError: no number, or known and not positive and finite.
+    """
+    if scale is None or isinstance(scale, jax.core.Tracer):
+        return scale
+    if not hasattr(scale, "dtype"):
+        try:
+            scale = np.asarray(scale, np.float32)
+        except (TypeError, ValueError):
+            raise PagemillError(
+                f"{name}={scale!r} must be a number or an array of numbers."
+            ) from None
+    if isinstance(scale, np.ndarray | np.generic) and scale.dtype.kind == "f":
+        scale = np.asarray(scale, np.float32)
+    if known(scale):
+        values = np.asarray(scale, np.float32)
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise PagemillError(
+                f"{name}={values} must be positive and finite. What is stored "
+                "times the scale is the key or value."
+            )
+    return scale
+
+
+def _to_check(operands: Operands) -> dict[str, Any]:
+    """Operands by name; scalars among the scales need no check."""
+    found = operands._asdict()
+    for name in ("k_scale", "v_scale"):
+        if found[name] is not None and np.ndim(found[name]) == 0:
+            found[name] = None
+    return found
+
+
+def _as_arrays(operands: Operands, params: AttentionParams) -> Operands:
+    """As the implementations take them: f32 sinks, a scale per KV head."""
+
+    def scales(scale: Any) -> Any:
+        if scale is None:
+            return None
+        scale = jnp.asarray(scale, jnp.float32)
+        return jnp.broadcast_to(scale, (params.num_kv_heads,))
+
+    arrays: Operands = jax.tree.map(jnp.asarray, operands)
+    sinks = arrays.sinks
+    return arrays._replace(
+        sinks=None if sinks is None else sinks.astype(jnp.float32),
+        k_scale=scales(operands.k_scale),
+        v_scale=scales(operands.v_scale),
+    )
+
+
+def _refuse_one_of_two(k: Any, v: Any) -> None:
     if (k is None) != (v is None):
         missing = "k" if k is None else "v"
         raise PagemillError(
             f"{missing} is missing. Pass both k and v to write this step's "
             "keys and values, or neither."
         )
-    batch = _as_batch(batch, metadata, q, kv_pages)
-    _prove_known(batch, sliding_window or 0)
-    if k is not None:
-        kv_pages = update.update_kv_pages(
-            *map(jnp.asarray, (kv_pages, k, v, _slots(batch)))
-        )
-    out = _attend(
-        *map(jnp.asarray, (q, kv_pages, *metadata)),
-        implementation=implementation,
-        params=_pick(AttentionParams, options),
-        tuning=_pick(Tuning, options),
-    )
-    return out if k is None else (out, kv_pages)
 
 
 def update_kv_pages(
-    kv_pages: Any, k: Any, v: Any, batch: RaggedBatch
+    kv_pages: Any,
+    k: Any,
+    v: Any,
+    batch: RaggedBatch,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    kv_layout: KVLayout | str = KVLayout.INTERLEAVED,
 ) -> jax.Array:
     """Writes this step's keys and values into their pages.
 
     Args:
-      kv_pages: [total_num_pages, page_size, 2 * num_kv_heads, head_dim];
-        donate it under jit, so that it is written in place.
-      k: [max_num_tokens, num_kv_heads, head_dim], kv_pages' dtype.
+      kv_pages: [total_num_pages, page_size, 2 * num_kv_heads, head_dim], or as
+        ``kv_layout`` says; donate it under jit, so that it is written in
+        place.
+      k: [max_num_tokens, num_kv_heads, head_dim], kv_pages' dtype. 8-bit pages
+        take float32 and bfloat16 too: divided by k_scale, rounded to the
+        nearest and kept finite.
       v: as k.
       batch: says where each token goes. Dead tokens are not written.
+      k_scale: None, or f32, a scalar or [num_kv_heads]; for 8-bit pages.
+      v_scale: as k_scale.
+      kv_layout: a :class:`KVLayout` or its value.
 
     Returns:
       The updated pages.
@@ -159,19 +282,35 @@ def update_kv_pages(
         raise PagemillError(
             f"batch is a {type(batch).__name__}; it must be a RaggedBatch."
         )
+    layout = as_layout(kv_layout)
+    scales = {
+        "k_scale": _as_scale("k_scale", k_scale),
+        "v_scale": _as_scale("v_scale", v_scale),
+    }
     spec.check(
-        UPDATE_KV_PAGES,
+        for_layout(UPDATE_KV_PAGES, layout),
         {
             "kv_pages": kv_pages,
             "k": k,
             "v": v,
             "slot_mapping": _slots(batch),
             "batch": batch,
+            **{n: x for n, x in scales.items() if np.ndim(x) > 0},
         },
     )
     _prove_known(batch)
+
+    def per_head(scale: Any) -> Any:
+        return (
+            None
+            if scale is None
+            else jnp.broadcast_to(jnp.asarray(scale), (k.shape[1],))
+        )
+
     return update.update_kv_pages(
-        *map(jnp.asarray, (kv_pages, k, v, _slots(batch)))
+        *map(jnp.asarray, (kv_pages, k, v, _slots(batch))),
+        *map(per_head, scales.values()),
+        layout=layout,
     )
 
 
@@ -233,15 +372,15 @@ def _metadata(batch: Any) -> tuple[Any, ...]:
 
 
 def _as_batch(
-    batch: Any, metadata: tuple[Any, ...], q: Any, kv_pages: Any
+    batch: Any, operands: Operands, layout: KVLayout
 ) -> RaggedBatch:
     if isinstance(batch, RaggedBatch):
         return batch
     return RaggedBatch(
-        **dict(zip(_METADATA, metadata, strict=True)),
-        page_size=kv_pages.shape[1],
-        total_num_pages=kv_pages.shape[0],
-        max_num_tokens=q.shape[0],
+        **{name: getattr(operands, name) for name in _METADATA},
+        page_size=page_size_of(operands.kv_pages, layout),
+        total_num_pages=operands.kv_pages.shape[0],
+        max_num_tokens=operands.max_num_tokens,
     )
 
 
@@ -269,9 +408,9 @@ def _pick(bundle: Any, options: dict[str, Any]) -> Any:
     return bundle(**{name: options[name] for name in fields})
 
 
-def _interpret(*operands: Any, **options: Any) -> jax.Array:
+def _interpret(operands: Operands, **options: Any) -> tuple[jax.Array, ...]:
     return ragged_paged_attention_tpu(
-        *operands,
+        operands,
         **options,
         interpret=pltpu.InterpretParams(
             detect_races=True,
@@ -281,20 +420,35 @@ def _interpret(*operands: Any, **options: Any) -> jax.Array:
     )
 
 
-def _xla(*operands: Any, tuning: Tuning, **options: Any) -> jax.Array:
+def _xla(
+    operands: Operands, *, params: AttentionParams, tuning: Tuning
+) -> tuple[jax.Array, ...]:
     del tuning  # Cuts the work of the TPU kernel only.
-    return ragged_paged_attention_xla(*operands, **options)
+    return ragged_paged_attention_xla(operands, params=params)
 
 
-def _tpu(*operands: Any, params: AttentionParams, tuning: Tuning) -> jax.Array:
+def _tpu(
+    operands: Operands, *, params: AttentionParams, tuning: Tuning
+) -> tuple[jax.Array, ...]:
     # Only now, lowering, is it known that this is for a TPU.
+    options = dataclasses.asdict(params) | dataclasses.asdict(tuning)
+    del options["kv_layout"]
     spec.check(
-        RAGGED_PAGED_ATTENTION,
-        dict(zip(("q", "kv_pages", *_METADATA), operands, strict=True)),
-        dataclasses.asdict(params) | dataclasses.asdict(tuning),
+        for_layout(RAGGED_PAGED_ATTENTION, params.kv_layout),
+        operands._asdict(),
+        options,
         platform="tpu",
     )
-    return ragged_paged_attention_tpu(*operands, params=params, tuning=tuning)
+    return ragged_paged_attention_tpu(operands, params=params, tuning=tuning)
+
+
+def _results(
+    operands: Operands, *, params: AttentionParams, tuning: Tuning
+) -> tuple[Any, ...]:
+    del tuning
+    q = operands.q
+    lse = q.update(shape=q.shape[:2], dtype=jnp.dtype(jnp.float32))
+    return (q, lse) if params.return_lse else (q,)
 
 
 _attend = dispatch.make_op(
@@ -305,4 +459,5 @@ _attend = dispatch.make_op(
         xla=_xla,
         interpret=_interpret,
     ),
+    _results,
 )

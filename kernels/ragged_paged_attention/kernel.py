@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import masking, softmax
 from pagemill.kernels.ragged_paged_attention import tuning as tuning_lib
+from pagemill.kernels.ragged_paged_attention.operands import Operands
 from pagemill.kernels.ragged_paged_attention.tuning import (
     LANES,
     BlockSizes,
@@ -34,21 +35,17 @@ from pagemill.params import AttentionParams, Tuning
 
 
 def ragged_paged_attention_tpu(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    kv_lens: jax.Array,
-    page_indices: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
+    operands: Operands,
     *,
     params: AttentionParams,
     tuning: Tuning,
     interpret: Any = False,
-) -> jax.Array:
+) -> tuple[jax.Array, ...]:
     """Attention of every live query token; see the op for the arguments.
 
     ``interpret`` is False, or pltpu.InterpretParams to run on a CPU.
     """
+    q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, *_ = operands
     num_tokens, num_q_heads, head_dim = q.shape
     total_num_pages, page_size, combined, _ = kv_pages.shape
     shape = KernelShape(
@@ -70,7 +67,7 @@ def ragged_paged_attention_tpu(
         _to_blocks(q, shape, blocks, grid),
         kv_pages.reshape(total_num_pages, page_size * combined, head_dim),
     )
-    return _from_blocks(out, shape, blocks, grid)
+    return (_from_blocks(out, shape, blocks, grid),)
 
 
 def _call(

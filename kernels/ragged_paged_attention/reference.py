@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from pagemill.kernels.common import masking, softmax
+from pagemill.kernels.ragged_paged_attention.operands import Operands
+from pagemill.kv_cache import page_size_of, split_heads
 from pagemill.params import AttentionParams
 
 _KEYS_PER_BLOCK = 256
@@ -21,95 +23,138 @@ _FEW_QUERIES, _MANY_QUERIES = 8, 128
 
 
 class _Inputs(NamedTuple):
-    q: jax.Array  # padded, so that a slice of queries is never clamped
-    kv_pages: jax.Array
-    kv_lens: jax.Array
-    page_indices: jax.Array
-    cu_q_lens: jax.Array
+    o: Operands  # q padded, so that a slice of queries is never clamped
+    params: AttentionParams
+    page_size: int
+
+    @property
+    def kv_heads(self) -> int:
+        heads = self.params.num_kv_heads
+        assert heads is not None  # The op fills it in.
+        return heads
+
+    @property
+    def block_pages(self) -> int:
+        """Pages whose keys are looked at together."""
+        pages = max(_KEYS_PER_BLOCK // self.page_size, 1)
+        return min(pages, int(self.o.page_indices.shape[1]))
+
+
+class _Queries(NamedTuple):
+    """Some of a sequence's queries, at positions first, first + 1, ..."""
+
+    q: jax.Array  # [size, Hq, D]
+    tree: jax.Array | None  # u32[size, W]
+    first: jax.Array
+    last: jax.Array  # position of the sequence's last; those past it are dead
 
 
 def ragged_paged_attention_xla(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    kv_lens: jax.Array,
-    page_indices: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
-    *,
-    params: AttentionParams,
-) -> jax.Array:
+    operands: Operands, *, params: AttentionParams
+) -> tuple[jax.Array, ...]:
     """Attention of every live query token; see the op for the arguments."""
-    padding = ((0, _MANY_QUERIES), (0, 0), (0, 0))
     inputs = _Inputs(
-        jnp.pad(q, padding), kv_pages, kv_lens, page_indices, cu_q_lens
+        operands._replace(
+            q=_padded(operands.q),
+            tree_mask=None
+            if operands.tree_mask is None
+            else _padded(operands.tree_mask),
+        ),
+        params,
+        page_size_of(operands.kv_pages, params.kv_layout),
     )
     few, many = (
-        functools.partial(_sequence, inputs, params, size)
+        functools.partial(_sequence, inputs, size)
         for size in (_FEW_QUERIES, _MANY_QUERIES)
     )
+    cu_q_lens = operands.cu_q_lens
 
-    def sequence(seq: jax.Array, out: jax.Array) -> jax.Array:
+    def sequence(seq: jax.Array, outs: Any) -> Any:
         q_len = cu_q_lens[seq + 1] - cu_q_lens[seq]
-        return lax.cond(q_len <= _FEW_QUERIES, few, many, seq, out)
+        return lax.cond(q_len <= _FEW_QUERIES, few, many, seq, outs)
 
-    live = jnp.clip(num_seqs[0], 0, page_indices.shape[0])
-    out = lax.fori_loop(jnp.int32(0), live, sequence, jnp.zeros_like(inputs.q))
-    return out[: q.shape[0]]
+    live = jnp.clip(operands.num_seqs[0], 0, operands.page_indices.shape[0])
+    q = inputs.o.q
+    # Like the queries, so that under shard_map they vary with them.
+    outs = (
+        jnp.zeros_like(q),
+        jnp.full_like(q, -jnp.inf, jnp.float32, q.shape[:2]),
+    )
+    outs = lax.fori_loop(jnp.int32(0), live, sequence, outs)
+    outs = tuple(x[: operands.q.shape[0]] for x in outs)
+    return outs if params.return_lse else outs[:1]
 
 
-def _sequence(
-    inputs: _Inputs,
-    params: AttentionParams,
-    size: int,
-    seq: jax.Array,
-    out: jax.Array,
-) -> jax.Array:
+def _padded(rows: jax.Array) -> jax.Array:
+    return jnp.pad(rows, ((0, _MANY_QUERIES), *[(0, 0)] * (rows.ndim - 1)))
+
+
+def _sequence(inputs: _Inputs, size: int, seq: jax.Array, outs: Any) -> Any:
     """Writes one sequence's rows, ``size`` queries at a time."""
-    begin = inputs.cu_q_lens[seq]
-    q_len = inputs.cu_q_lens[seq + 1] - begin
-    first = inputs.kv_lens[seq] - q_len  # position of the first query
+    o = inputs.o
+    begin = o.cu_q_lens[seq]
+    q_len = o.cu_q_lens[seq + 1] - begin
+    first = o.kv_lens[seq] - q_len  # position of the first query
 
-    def block(i: jax.Array, out: jax.Array) -> jax.Array:
+    def block(i: jax.Array, outs: Any) -> Any:
         row = begin + i * size
-        queries = lax.dynamic_slice_in_dim(inputs.q, row, size)
-        result = _attend(
-            inputs, params, seq, queries, first + i * size, first + q_len - 1
+        cut = functools.partial(
+            lax.dynamic_slice_in_dim, start_index=row, slice_size=size
         )
+        queries = _Queries(
+            cut(o.q),
+            None if o.tree_mask is None else cut(o.tree_mask),
+            first + i * size,
+            first + q_len - 1,
+        )
+        results = _attend(inputs, seq, queries, first)
         live = i * size + jnp.arange(size, dtype=jnp.int32) < q_len
-        kept = lax.dynamic_slice_in_dim(out, row, size)
-        rows = jnp.where(live[:, None, None], result, kept)
-        return lax.dynamic_update_slice_in_dim(out, rows, row, 0)
+
+        def put(out: jax.Array, result: jax.Array) -> jax.Array:
+            rows = live.reshape(size, *[1] * (out.ndim - 1))
+            result = jnp.where(rows, result, cut(out))
+            return lax.dynamic_update_slice_in_dim(out, result, row, 0)
+
+        return jax.tree.map(put, outs, results)
 
     blocks = (q_len + size - 1) // size
-    return lax.fori_loop(jnp.int32(0), blocks, block, out)
+    return lax.fori_loop(jnp.int32(0), blocks, block, outs)
 
 
 def _attend(
-    inputs: _Inputs,
-    params: AttentionParams,
-    seq: jax.Array,
-    queries: jax.Array,
-    first: jax.Array,
-    last: jax.Array,
-) -> jax.Array:
-    """Queries at positions first, first + 1, ...; those past last are dead."""
-    size, num_q_heads, head_dim = queries.shape
-    kv_heads = inputs.kv_pages.shape[2] // 2
+    inputs: _Inputs, seq: jax.Array, queries: _Queries, first_new: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Output and lse of the queries; first_new: of the step's first token."""
+    size, num_q_heads, head_dim = queries.q.shape
+    params, kv_heads = inputs.params, inputs.kv_heads
     shape = (kv_heads, num_q_heads // kv_heads, size)
-    grouped = queries.reshape(size, *shape[:2], head_dim)
+    grouped = queries.q.reshape(size, *shape[:2], head_dim)
+    first = queries.first
     positions = first + jnp.arange(size, dtype=jnp.int32)[:, None]
-    kv_len = inputs.kv_lens[seq]
+    kv_len = inputs.o.kv_lens[seq]
     begin, end = masking.visible_range(
-        first, jnp.minimum(first + size - 1, last), kv_len, params
+        first,
+        jnp.minimum(first + size - 1, queries.last),
+        kv_len,
+        params,
+        tree=queries.tree is not None,
     )
-    step = _block_pages(inputs) * inputs.kv_pages.shape[1]
+    step = inputs.block_pages * inputs.page_size
 
     def block(i: jax.Array, state: Any) -> Any:
         highest, total, acc = state
         keys = i * step + jnp.arange(step, dtype=jnp.int32)
         k, v = _gather(inputs, seq, i, (keys >= begin) & (keys < end))
-        logits = _dot("nhgd,mhd->hgnm", grouped, k)
-        seen = masking.visible(positions, keys[None, :], kv_len, params)
+        logits = _scaled(_dot("nhgd,mhd->hgnm", grouped, k), inputs.o.k_scale)
+        seen = masking.visible(
+            positions,
+            keys[None, :],
+            kv_len,
+            params,
+            tree=None
+            if queries.tree is None
+            else (queries.tree, keys[None, :] - first_new),
+        )
         logits = jnp.where(seen, masking.capped(logits, params), -jnp.inf)
         weights, highest, factor = softmax.weigh(logits, highest)
         total = total * factor + weights.sum(axis=-1, keepdims=True)
@@ -117,40 +162,55 @@ def _attend(
         return highest, total, acc
 
     # Like the queries, so that under shard_map they vary with them.
-    state = (
-        jnp.full_like(queries, -jnp.inf, jnp.float32, (*shape, 1)),
-        jnp.zeros_like(queries, jnp.float32, (*shape, 1)),
-        jnp.zeros_like(queries, jnp.float32, (*shape, head_dim)),
+    highest = jnp.full_like(queries.q, -jnp.inf, jnp.float32, (*shape, 1))
+    total = jnp.zeros_like(queries.q, jnp.float32, (*shape, 1))
+    acc = jnp.zeros_like(queries.q, jnp.float32, (*shape, head_dim))
+    if inputs.o.sinks is not None:
+        # A key that was seen before all others and has no value.
+        sinks = inputs.o.sinks.reshape(*shape[:2], 1, 1)
+        highest = jnp.maximum(highest, sinks)
+        total += 1.0
+    highest, total, acc = lax.fori_loop(
+        begin // step,
+        (end + step - 1) // step,
+        block,
+        (highest, total, acc),
     )
-    _, total, acc = lax.fori_loop(
-        begin // step, (end + step - 1) // step, block, state
-    )
-    out = softmax.normalise(acc, total)
-    out = jnp.moveaxis(out, 2, 0).reshape(queries.shape)
-    return out.astype(queries.dtype)
+    out = _scaled(softmax.normalise(acc, total), inputs.o.v_scale)
+    lse = softmax.log_sum(highest, total)[..., 0]
+    out, lse = (jnp.moveaxis(x, 2, 0) for x in (out, lse))
+    out = out.reshape(queries.q.shape).astype(queries.q.dtype)
+    return out, lse.reshape(size, num_q_heads)
 
 
-def _block_pages(inputs: _Inputs) -> int:
-    page_size = inputs.kv_pages.shape[1]
-    return min(
-        max(_KEYS_PER_BLOCK // page_size, 1), inputs.page_indices.shape[1]
-    )
+def _scaled(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """Times a factor per KV head, the first axis."""
+    return x if scale is None else x * scale.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _gather(
     inputs: _Inputs, seq: jax.Array, block: jax.Array, live: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """K and V of a block; what is not live reads as 0, whatever it holds."""
-    pages, page_size = _block_pages(inputs), inputs.kv_pages.shape[1]
+    o, pages = inputs.o, inputs.block_pages
     slots = block * pages + jnp.arange(pages, dtype=jnp.int32)
-    used = live.reshape(pages, page_size).any(axis=1)
-    row = inputs.page_indices[seq]
+    used = live.reshape(pages, inputs.page_size).any(axis=1)
+    row = o.page_indices[seq]
     ids = row.at[slots].get(mode="clip")
     ids = jnp.where(used, ids, 0)
-    kv = inputs.kv_pages.at[ids].get(mode="clip")
-    kv = kv.reshape(pages * page_size, *kv.shape[2:])
-    kv = jnp.where(live[:, None, None], kv, 0)
-    return kv[:, 0::2], kv[:, 1::2]
+    kv = split_heads(
+        o.kv_pages.at[ids].get(mode="clip"),
+        inputs.params.kv_layout,
+        inputs.kv_heads,
+        o.head_dim,
+    )
+    wide = o.q.dtype
+
+    def rows(x: jax.Array) -> jax.Array:
+        x = x.reshape(pages * inputs.page_size, *x.shape[2:]).astype(wide)
+        return jnp.where(live[:, None, None], x, 0)
+
+    return rows(kv[0]), rows(kv[1])
 
 
 def _dot(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:

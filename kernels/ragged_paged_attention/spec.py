@@ -6,13 +6,38 @@ search for, where there is one; the remedy is ours.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from pagemill.batch import BATCH_OPERANDS
 from pagemill.kernels.ragged_paged_attention.limits import tpu_limits
-from pagemill.spec import FLOATS, INT32, Attribute, Operand, OpSpec, Relation
+from pagemill.kv_cache import KVLayout
+from pagemill.spec import (
+    EIGHT_BITS,
+    FLOATS,
+    INT32,
+    Attribute,
+    Operand,
+    OpSpec,
+    Relation,
+)
 
-_KV_PAGES = Operand("kv_pages", ("N", "page", "C", "Dk"), FLOATS)
-_K = Operand("k", ("T", "Hkv", "D"), FLOATS, optional=True)
-_V = Operand("v", ("T", "Hkv", "D"), FLOATS, optional=True)
+_KV_DTYPES = (*FLOATS, *EIGHT_BITS)
+_KV_PAGES = Operand("kv_pages", ("N", "page", "C", "Dk"), _KV_DTYPES)
+_K = Operand("k", ("T", "Hkv", "D"), _KV_DTYPES, optional=True)
+_V = Operand("v", ("T", "Hkv", "D"), _KV_DTYPES, optional=True)
+_NUM_KV_HEADS = Attribute(
+    "num_kv_heads",
+    "int",
+    default="C // 2",
+    rules=(
+        (
+            "value > 0",
+            "num_kv_heads={value} must be positive.",
+            "None takes what kv_pages' shape tells.",
+        ),
+    ),
+)
 _COMBINED_IS_EVEN = Relation(
     "C % 2 == 0",
     "kv_pages",
@@ -20,16 +45,32 @@ _COMBINED_IS_EVEN = Relation(
     "kv_pages.shape[2] holds K at even and V at odd heads.",
     "Interleave K and V: kv_pages[n, slot, 2*h] is K, [2*h + 1] is V.",
 )
+_HEADS_AS_STORED = Relation(
+    "num_kv_heads == C // 2",
+    "num_kv_heads",
+    "num_kv_heads={num_kv_heads} must be num_combined_kv_heads / 2 = "
+    "{kv_pages.shape[2]} / 2.",
+    "None takes what kv_pages' shape tells.",
+)
+_SAME_HEAD_DIM = Relation(
+    "D == Dk",
+    "q",
+    "Q head_dim {q.shape[2]} must be the same as that of K/V "
+    "{kv_pages.shape[3]}.",
+    "Give q and kv_pages one head_dim.",
+)
 
 
-def _same_dtype(name: str) -> Relation:
+def _written_dtype(name: str) -> Relation:
     return Relation(
-        f"{name}.dtype == kv_pages.dtype",
+        f"{name}.dtype == kv_pages.dtype or "
+        f"kv_pages.dtype.itemsize == 1 < {name}.dtype.itemsize",
         name,
         f"The dtype of `{name}` must be that of kv_pages. "
         f"Got {name}.dtype={{{name}.dtype}}, "
         "kv_pages.dtype={kv_pages.dtype}.",
-        f"Cast one: {name}.astype(kv_pages.dtype).",
+        f"Cast one: {name}.astype(kv_pages.dtype). Only pages of 8 bits take "
+        "float32 or bfloat16, and round it.",
     )
 
 
@@ -58,9 +99,28 @@ _BATCH_FITS_PAGES = (
 )
 _WRITE_RELATIONS = (
     _COMBINED_IS_EVEN,
-    _same_dtype("k"),
-    _same_dtype("v"),
+    _written_dtype("k"),
+    _written_dtype("v"),
 )
+_SCALES = (
+    Operand("k_scale", ("Ks",), ("float32",), optional=True),
+    Operand("v_scale", ("Vs",), ("float32",), optional=True),
+)
+
+
+def _scales_fit(heads: str) -> tuple[Relation, ...]:
+    return tuple(
+        Relation(
+            f"{letter} == {heads}",
+            name,
+            f"{name}.shape={{{name}.shape}} must be a scalar or have "
+            f"{heads}={{{heads}}} entries.",
+            "Give one factor for all heads, or one per KV head.",
+        )
+        for letter, name in (("Ks", "k_scale"), ("Vs", "v_scale"))
+    )
+
+
 
 _NOT_EMPTY = Relation(
     "min(N, page, C, Dk) > 0",
@@ -68,6 +128,7 @@ _NOT_EMPTY = Relation(
     "kv_pages.shape={kv_pages.shape} must not have a dimension of 0.",
     "Make at least one page.",
 )
+_NOT_EMPTY_PAGES = dataclasses.replace(_NOT_EMPTY, rule="min(N, page, Dk) > 0")
 _SLOTS_FIT_INT32 = Relation(
     "N * page <= 2147483647",
     "kv_pages",
@@ -79,9 +140,10 @@ UPDATE_KV_PAGES = OpSpec(
     name="update_kv_pages",
     operands=(
         _KV_PAGES,
-        Operand("k", ("T", "Hkv", "Dk"), FLOATS),
-        Operand("v", ("T", "Hkv", "Dk"), FLOATS),
+        Operand("k", ("T", "Hkv", "Dk"), _KV_DTYPES),
+        Operand("v", ("T", "Hkv", "Dk"), _KV_DTYPES),
         Operand("slot_mapping", ("T",), INT32),
+        *_SCALES,
     ),
     relations=(
         _NOT_EMPTY,
@@ -94,6 +156,7 @@ UPDATE_KV_PAGES = OpSpec(
             "{kv_pages.shape[2]} / 2 heads.",
             "Give K and V with the heads that kv_pages holds.",
         ),
+        *_scales_fit("Hkv"),
         *_BATCH_FITS_PAGES,
     ),
 )
@@ -155,6 +218,8 @@ ATTRIBUTES = (
         ),
     ),
     Attribute("causal", "bool", default="True"),
+    Attribute("return_lse", "bool", default="False"),
+    _NUM_KV_HEADS,
     Attribute(
         "sliding_window",
         "int",
@@ -193,6 +258,18 @@ ATTRIBUTES = (
             ),
         ),
     ),
+    Attribute(
+        "mask_value",
+        "float",
+        rules=(
+            (
+                "value <= -1e30",
+                "mask_value={value} must be at most -1e30.",
+                "A masked key counts exactly 0 here whatever the value, as it "
+                "does beside any other key of so low a logit; pass None.",
+            ),
+        ),
+    ),
     *_BLOCKS,
 )
 
@@ -204,8 +281,10 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         *BATCH_OPERANDS,
         _K,
         _V,
+        Operand("sinks", ("Hq",), FLOATS, optional=True),
+        *_SCALES,
+        Operand("tree_mask", ("T", "W"), ("uint32",), optional=True),
     ),
-    derived=(("num_kv_heads", "C // 2"),),
     limits={"tpu": tpu_limits},
     attributes=ATTRIBUTES,
     relations=(
@@ -219,13 +298,8 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         _NOT_EMPTY,
         _SLOTS_FIT_INT32,
         *_WRITE_RELATIONS,
-        Relation(
-            "D == Dk",
-            "q",
-            "Q head_dim {q.shape[2]} must be the same as that of K/V "
-            "{kv_pages.shape[3]}.",
-            "Give q and kv_pages one head_dim.",
-        ),
+        _SAME_HEAD_DIM,
+        _HEADS_AS_STORED,
         Relation(
             "Hq > 0 and Hq % num_kv_heads == 0",
             "q",
@@ -240,7 +314,20 @@ RAGGED_PAGED_ATTENTION = OpSpec(
             "k.shape={k.shape} must have num_kv_heads={num_kv_heads} heads.",
             "Give K and V with the heads that kv_pages holds.",
         ),
-        _same_dtype("q"),
+        Relation(
+            "q.dtype == kv_pages.dtype or kv_pages.dtype.itemsize == 1",
+            "q",
+            "The dtype of `q` must be that of kv_pages. "
+            "Got q.dtype={q.dtype}, kv_pages.dtype={kv_pages.dtype}.",
+            "Cast one: q.astype(kv_pages.dtype).",
+        ),
+        Relation(
+            "W > 0",
+            "tree_mask",
+            "tree_mask.shape={tree_mask.shape} must not have a dimension of 0.",
+            "Give each token a bit for each token of its sequence's step.",
+        ),
+        *_scales_fit("num_kv_heads"),
         *_BATCH_FITS_PAGES,
         _fits_batch(
             "T",
@@ -250,3 +337,87 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         ),
     ),
 )
+
+
+_PLANES = {
+    "kv_pages": Operand("kv_pages", ("N", "2", "Hp", "page", "Dk"), _KV_DTYPES),
+    "num_kv_heads": dataclasses.replace(_NUM_KV_HEADS, default="Hp"),
+    _HEADS_AS_STORED.rule: dataclasses.replace(
+        _HEADS_AS_STORED,
+        rule="num_kv_heads == Hp",
+        message="num_kv_heads={num_kv_heads} must be that of kv_pages, "
+        "{kv_pages.shape[2]}.",
+    ),
+    _SAME_HEAD_DIM.rule: dataclasses.replace(
+        _SAME_HEAD_DIM,
+        message="Q head_dim {q.shape[2]} must be the same as that of K/V "
+        "{kv_pages.shape[4]}.",
+    ),
+    "C == 2 * Hkv": Relation(
+        "Hp == Hkv",
+        "k",
+        "k.shape={k.shape} must have the {kv_pages.shape[2]} heads of "
+        "kv_pages.",
+        "Give K and V with the heads that kv_pages holds.",
+    ),
+}
+_PACKED = {
+    "kv_pages": Operand(
+        "kv_pages", ("N", "page", "Cp", "pack", "Dk"), _KV_DTYPES
+    ),
+    "num_kv_heads": dataclasses.replace(
+        _NUM_KV_HEADS, default="Cp * pack // 2"
+    ),
+    _HEADS_AS_STORED.rule: dataclasses.replace(
+        _HEADS_AS_STORED,
+        rule="0 <= Cp * pack - 2 * num_kv_heads < pack",
+        message="num_kv_heads={num_kv_heads} must fill kv_pages.shape[2] * "
+        "kv_pages.shape[3] = {kv_pages.shape[2]} * {kv_pages.shape[3]} rows, "
+        "two per head.",
+        remedy="Say how many heads there are where the last rows are padding.",
+    ),
+    _SAME_HEAD_DIM.rule: dataclasses.replace(
+        _SAME_HEAD_DIM,
+        rule="Dk == (D + 127) // 128 * 128",
+        message="Q head_dim {q.shape[2]} must be that of K/V, which packed "
+        "pages pad to a multiple of 128. Got {kv_pages.shape[4]}.",
+    ),
+    "C == 2 * Hkv": Relation(
+        "0 <= Cp * pack - 2 * Hkv < pack",
+        "k",
+        "k.shape={k.shape} must fill the {kv_pages.shape[2]} * "
+        "{kv_pages.shape[3]} rows of kv_pages, two per head.",
+        "Give K and V with the heads that kv_pages holds.",
+    ),
+    "pack": Relation(
+        "pack * kv_pages.dtype.itemsize == 4",
+        "kv_pages",
+        "kv_pages.shape[3]={kv_pages.shape[3]} must be the elements of "
+        "{kv_pages.dtype} in 32 bits.",
+        "Make the cache with pagemill.KVCacheSpec.",
+    ),
+}
+
+
+def for_layout(op: OpSpec, layout: KVLayout) -> OpSpec:
+    """The spec of an op whose kv_pages have another layout.
+
+    Args:
+      op: one of this module, which are about KVLayout.INTERLEAVED.
+      layout: that of kv_pages.
+    """
+    if layout is KVLayout.INTERLEAVED:
+        return op
+    changes: dict[str, Any] = _PLANES if layout is KVLayout.PLANES else _PACKED
+    relations = [
+        changes.get(r.rule, r)
+        for r in op.relations
+        if r is not _COMBINED_IS_EVEN and r is not _NOT_EMPTY
+    ]
+    relations += [changes["pack"]] if "pack" in changes else []
+    return dataclasses.replace(
+        op,
+        operands=tuple(changes.get(o.name, o) for o in op.operands),
+        relations=(_NOT_EMPTY_PAGES, *relations),
+        attributes=tuple(changes.get(a.name, a) for a in op.attributes),
+    )

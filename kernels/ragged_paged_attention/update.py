@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from pagemill.kv_cache import KVLayout, join_heads, page_size_of
 
 
 def slot_mapping(
@@ -40,16 +44,54 @@ def slot_mapping(
 
 
 def update_kv_pages(
-    kv_pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array
+    kv_pages: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    slots: jax.Array,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+    *,
+    layout: KVLayout = KVLayout.INTERLEAVED,
 ) -> jax.Array:
     """Writes token t's k and v into slot slots[t]; -1 writes nothing."""
-    pages, page_size, combined, head_dim = kv_pages.shape
-    kv = jnp.stack([k, v], axis=2).reshape(-1, combined, head_dim)
+    k = quantised(k, k_scale, kv_pages.dtype)
+    v = quantised(v, v_scale, kv_pages.dtype)
+    pages, page_size = kv_pages.shape[0], page_size_of(kv_pages, layout)
     # A negative index would count from the end: send it past it instead.
     slots = jnp.where(slots < 0, pages * page_size, slots)
-    flat = kv_pages.reshape(pages * page_size, combined, head_dim)
-    flat = flat.at[slots].set(kv, mode="drop")
-    return flat.reshape(kv_pages.shape)
+    if layout is KVLayout.PLANES:
+        kv = jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
+        page, offset = slots // page_size, slots % page_size
+        return kv_pages.at[page, :, :, offset].set(kv, mode="drop")
+    kv = join_heads(k, v, kv_pages.shape)
+    flat = kv_pages.reshape(pages * page_size, *kv_pages.shape[2:])
+    return flat.at[slots].set(kv, mode="drop").reshape(kv_pages.shape)
+
+
+def quantised(
+    x: jax.Array, scale: jax.Array | None, dtype: np.dtype[Any]
+) -> jax.Array:
+    """Keys or values as a cache of ``dtype`` holds them.
+
+    What is stored times ``scale`` is x, rounded to the nearest, ties to even,
+    and kept finite: beyond the type's range it is the type's largest.
+
+    Args:
+      x: [T, Hkv, D].
+      scale: f32[Hkv] or None.
+      dtype: of the cache.
+    """
+    if x.dtype == dtype:
+        return x
+    wide = x.astype(jnp.float32)
+    if scale is not None:
+        wide = wide / scale[:, None]
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        wide = jnp.round(wide)
+        return jnp.clip(wide, info.min, info.max).astype(dtype)
+    largest = float(jnp.finfo(dtype).max)
+    return jnp.clip(wide, -largest, largest).astype(dtype)
 
 
 def copy_pages(kv_pages: jax.Array, copies: jax.Array) -> jax.Array:

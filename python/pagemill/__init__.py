@@ -29,6 +29,8 @@ from pagemill.kernels.ragged_paged_attention.api import (
 from pagemill.kernels.ragged_paged_attention.api import (
     update_kv_pages as update_kv_pages,
 )
+from pagemill.kv_cache import KVCacheSpec as KVCacheSpec
+from pagemill.kv_cache import KVLayout as KVLayout
 from pagemill.layouts import FlatLayout as FlatLayout
 from pagemill.layouts import IndptrLayout as IndptrLayout
 from pagemill.layouts import RaggedLayout as RaggedLayout

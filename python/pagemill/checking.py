@@ -82,9 +82,8 @@ def checked(
         jnp.zeros((0,), jnp.int32) if array is None else jnp.asarray(array)
         for array in (arrays[name] for name in _OPERANDS)
     ]
-    code = _check(
-        _vary_with_all(operands[0], operands[1:]),
-        *operands[1:],
+    (code,) = _check(
+        (_vary_with_all(operands[0], operands[1:]), *operands[1:]),
         implementation=implementation,
         level=level,
         sliding_window=window,
@@ -175,16 +174,17 @@ def _idle_unless(batch: RaggedBatch, code: jax.Array) -> RaggedBatch:
 
 
 def _check_cpu(
-    *operands: jax.Array,
+    operands: tuple[jax.Array, ...],
+    *,
     page_size: int,
     total_num_pages: int,
     max_num_tokens: int,
     level: str,
     sliding_window: int,
-) -> jax.Array:
+) -> tuple[jax.Array, ...]:
     """The native handler, whose code is 0 or which fails the program."""
     call = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct((1,), jnp.int32))
-    return call(
+    code = call(
         *operands,
         page_size=np.int64(page_size),
         total_num_pages=np.int64(total_num_pages),
@@ -192,11 +192,22 @@ def _check_cpu(
         full=np.bool_(LEVELS[level] == LEVELS["full"]),
         sliding_window=np.int64(sliding_window),
     )
+    return (code,)
+
+
+def _check_in_program(
+    operands: tuple[jax.Array, ...], **options: Any
+) -> tuple[jax.Array, ...]:
+    return (check_code(*operands, **options),)
 
 
 _check = dispatch.make_op(
     _TARGET,
     Implementations(
-        cpu=_check_cpu, tpu=check_code, xla=check_code, interpret=check_code
+        cpu=_check_cpu,
+        tpu=_check_in_program,
+        xla=_check_in_program,
+        interpret=_check_in_program,
     ),
+    lambda operands, **_: (operands[0],),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -31,48 +31,64 @@ def register_ffi_targets() -> None:
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
 
 
+# Takes the operands, a pytree, and keyword options.
+Implementer = Callable[..., Sequence[jax.Array]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Implementations:
-    """An op's functions, all of the same signature and result."""
+    """An op's functions, all of the same signature and results."""
 
-    cpu: Callable[..., jax.Array]
-    tpu: Callable[..., jax.Array]
-    xla: Callable[..., jax.Array]
-    interpret: Callable[..., jax.Array]
+    cpu: Implementer
+    tpu: Implementer
+    xla: Implementer
+    interpret: Implementer
 
 
 def make_op(
-    name: str, implementations: Implementations
-) -> Callable[..., jax.Array]:
-    """An op whose result is shaped like its first operand.
+    name: str,
+    implementations: Implementations,
+    results: Callable[..., Sequence[Any]],
+) -> Implementer:
+    """An op on a pytree of operands.
 
     Args:
       name: of the primitive.
       implementations: called with the operands and keyword options; options
         are hashable.
+      results: called with the operands' avals and the options; gives the
+        results' avals, made of an operand's own with ``update``, as that also
+        carries how values vary over a mesh.
 
     Returns:
       A function of the operands, ``implementation`` and the options.
     """
     primitive = jex_core.Primitive(name)
+    primitive.multiple_results = True
 
-    # The operand's own aval: it also carries how the value varies over a mesh.
-    primitive.def_abstract_eval(lambda first, *_, **__: first)
+    def abstract(
+        *leaves: Any, treedef: Any, implementation: Any, **options: Any
+    ) -> list[Any]:
+        del implementation
+        return list(results(jax.tree.unflatten(treedef, leaves), **options))
+
+    primitive.def_abstract_eval(abstract)
     primitive.def_impl(functools.partial(_run_compiled, primitive.bind))
 
     def lower(platform: Implementation) -> Any:
         def rule(
-            *operands: Any,
+            *leaves: Any,
+            treedef: Any,
             implementation: Implementation | None,
             **options: Any,
-        ) -> jax.Array:
+        ) -> Sequence[jax.Array]:
             chosen = implementation or platform
             if chosen in ("cpu", "tpu") and chosen != platform:
                 raise UnsupportedError(_wrong_platform(name, chosen))
-            run: Callable[..., jax.Array] = getattr(implementations, chosen)
-            return run(*operands, **options)
+            run: Implementer = getattr(implementations, chosen)
+            return run(jax.tree.unflatten(treedef, leaves), **options)
 
-        return mlir.lower_fun(rule, multiple_results=False)
+        return mlir.lower_fun(rule, multiple_results=True)
 
     mlir.register_lowering(primitive, lower("xla"))
     for platform in ("cpu", "tpu"):
@@ -83,18 +99,19 @@ def make_op(
     ad.primitive_jvps[primitive] = functools.partial(_no_gradient, name)
 
     def op(
-        *operands: jax.Array,
+        operands: Any,
+        *,
         implementation: Implementation | None,
         **options: Any,
-    ) -> jax.Array:
+    ) -> Sequence[jax.Array]:
         if implementation == "interpret":
             # Its callbacks are ordered, which a lowering cannot bring in.
-            return _run_compiled(
-                implementations.interpret, *operands, **options
-            )
-        return primitive.bind(
-            *operands, implementation=implementation, **options
+            return _run_compiled(implementations.interpret, operands, **options)
+        leaves, treedef = jax.tree.flatten(operands)
+        outs: Sequence[jax.Array] = primitive.bind(
+            *leaves, treedef=treedef, implementation=implementation, **options
         )
+        return outs
 
     return op
 
@@ -114,17 +131,15 @@ def check_implementation(implementation: Any) -> None:
 
 
 def _run_compiled(
-    run: Callable[..., jax.Array], *operands: Any, **options: Any
-) -> jax.Array:
+    run: Implementer, *operands: Any, **options: Any
+) -> Sequence[jax.Array]:
     """An op called outside of jit is a program of its own."""
     with jax.disable_jit(disable=False):  # else it would come back here
         return _compiled(run, tuple(sorted(options.items())))(*operands)
 
 
 @functools.cache
-def _compiled(
-    run: Callable[..., jax.Array], options: tuple[tuple[str, Any], ...]
-) -> Callable[..., jax.Array]:
+def _compiled(run: Implementer, options: tuple[tuple[str, Any], ...]) -> Any:
     return jax.jit(functools.partial(run, **dict(options)))
 
 
@@ -143,7 +158,7 @@ def _wrong_platform(name: str, implementation: str) -> str:
 
 def _one_by_one(
     primitive: jex_core.Primitive, operands: Any, dims: Any, **options: Any
-) -> tuple[jax.Array, int]:
+) -> tuple[Sequence[jax.Array], list[int]]:
     """vmap: the examples run one after the other."""
     mapped = [
         operand if dim is None else jnp.moveaxis(operand, dim, 0)
@@ -164,10 +179,18 @@ def _one_by_one(
         for operand, dim in zip(mapped, dims, strict=True)
         if dim is not None
     )
-    if size == 0:  # The result is shaped like the first operand.
-        shape = mapped[0].shape if dims[0] is None else mapped[0].shape[1:]
-        return jnp.zeros((0, *shape), mapped[0].dtype), 0
-    return jax.lax.map(one, jnp.arange(size)), 0
+    if size == 0:
+        avals = primitive.abstract_eval(
+            *(
+                jax.typeof(operand).update(shape=operand.shape[dim is not None :])
+                for operand, dim in zip(mapped, dims, strict=True)
+            ),
+            **options,
+        )[0]
+        outs = [jnp.zeros((0, *aval.shape), aval.dtype) for aval in avals]
+    else:
+        outs = jax.lax.map(one, jnp.arange(size))
+    return outs, [0] * len(outs)
 
 
 def _no_gradient(name: str, *_: Any, **__: Any) -> Any:

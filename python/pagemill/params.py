@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from pagemill.kv_cache import KVLayout
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionParams:
-    """What attention computes; static under jit.
+    """What attention computes, and on what; static under jit.
 
     Attributes:
       sm_scale: factor on the logits ``q . k``.
@@ -17,12 +19,18 @@ class AttentionParams:
         all. Applies on the left of the query's position, causal or not.
       soft_cap: ``soft_cap * tanh(logit / soft_cap)``, applied before masking;
         None leaves the logits as they are.
+      num_kv_heads: heads of K, and of V; None where kv_pages' shape tells.
+      kv_layout: how kv_pages is laid out.
+      return_lse: also give the log-sum-exp of each row's logits.
     """
 
     sm_scale: float
     causal: bool = True
     sliding_window: int | None = None
     soft_cap: float | None = None
+    num_kv_heads: int | None = None
+    kv_layout: KVLayout = KVLayout.INTERLEAVED
+    return_lse: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

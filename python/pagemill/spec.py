@@ -37,9 +37,11 @@ LETTERS = {
     "Hkv": "num_kv_heads",
     "D": "head_dim",
     "Dk": "kv_head_dim",
+    "W": "tree_mask_words",
 }
 
 FLOATS = ("float32", "bfloat16")
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "int8")
 INT32 = ("int32",)
 
 

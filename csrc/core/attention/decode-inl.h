@@ -16,7 +16,8 @@
 namespace pagemill::attention {
 namespace {
 
-// Keys of a block's tokens where they lie; a value is head_dim behind its key.
+// Keys of a block's tokens where they lie; values are as far behind as the
+// layout says.
 template <typename Element>
 struct BlockKeys {
   const Element* keys[kBlockKv];
@@ -29,27 +30,27 @@ template <typename Element>
 inline void LocateKeys(const Problem& p, const Item& item, int64_t begin,
                        int64_t count, BlockKeys<Element>& to) {
   to.count = count;
-  const int64_t token_stride = 2 * p.num_kv_heads * p.head_dim;
   int64_t page = begin / p.page_size;
   int64_t slot = begin % p.page_size;
   const Element* head =
-      static_cast<const Element*>(p.kv_pages) + 2 * item.kv_head * p.head_dim;
+      static_cast<const Element*>(p.kv_pages) + item.kv_head * p.kv.head;
   int64_t i = 0;
   for (; i < count; ++page, slot = 0) {
     const Element* first =
-        head + (item.pages[page] * p.page_size + slot) * token_stride;
+        head + item.pages[page] * p.kv.page + slot * p.kv.token;
     const int64_t stop = Min(count, i + p.page_size - slot);
-    for (; i < stop; ++i, first += token_stride) to.keys[i] = first;
+    for (; i < stop; ++i, first += p.kv.token) to.keys[i] = first;
   }
   for (; i < RoundUp(count, kLanes); ++i) to.keys[i] = to.keys[count - 1];
 }
 
-// A token's key and value lie side by side.
 template <typename Element>
-inline void Prefetch(const Element* key, int64_t head_dim) {
-  const char* line = reinterpret_cast<const char*>(key);
-  const int64_t bytes = 2 * head_dim * static_cast<int64_t>(sizeof(Element));
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 2);
+inline void Prefetch(const Problem& p, const Element* key) {
+  constexpr int64_t kPerLine = 64 / static_cast<int64_t>(sizeof(Element));
+  for (int64_t i = 0; i < p.head_dim; i += kPerLine) {
+    __builtin_prefetch(key + i, 0, 2);
+    __builtin_prefetch(key + p.kv.value + i, 0, 2);
+  }
 }
 
 // Scores of kRows rows with kLanes / kRows tokens.
@@ -105,7 +106,7 @@ inline void AccumulateTile(const Problem& p, int64_t row, int64_t d,
     }
   }
   for (int64_t i = 0; i < count; ++i) {
-    const Element* value = keys[i] + p.head_dim + d;
+    const Element* value = keys[i] + p.kv.value + d;
     const float* weights = w.scores + row * kBlockKv + i;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -133,7 +134,7 @@ void ScoreRows(const Problem& p, int64_t row, const BlockKeys<Element>& block,
   for (int64_t token = 0; token < block.count; token += kTokens) {
     if (next != nullptr) {
       const int64_t end = Min(token + kTokens, next->count);
-      for (int64_t i = token; i < end; ++i) Prefetch(next->keys[i], p.head_dim);
+      for (int64_t i = token; i < end; ++i) Prefetch(p, next->keys[i]);
     }
     ScoreTile<kRows>(p, row, token, block.keys, w);
   }
@@ -158,7 +159,8 @@ void AccumulateRows(const Problem& p, int64_t row,
 // All rows see all keys of the block: there is one token.  `next` is the block
 // to fetch, or null.
 template <typename Element>
-void DecodeBlock(const Problem& p, const BlockKeys<Element>& block,
+void DecodeBlock(const Problem& p, const Item& item,
+                 const BlockKeys<Element>& block,
                  const BlockKeys<Element>* next, const Workspace& w) {
   int64_t row = 0;
   for (; row + 4 <= p.group; row += 4, next = nullptr) {
@@ -171,7 +173,7 @@ void DecodeBlock(const Problem& p, const BlockKeys<Element>& block,
 
   const int64_t width = RoundUp(block.count, kLanes);
   for (row = 0; row < p.group; ++row) {
-    SoftenRow(p, {0, block.count}, width, row, w);
+    SoftenRow(p, item, 0, {0, block.count}, width, row, w);
   }
 
   row = 0;
@@ -191,7 +193,7 @@ inline void LocateBlock(const Problem& p, const Item& item, int64_t base,
 template <typename Element>
 void RunDecode(const Problem& p, const Item& item, float* scratch) {
   const Workspace w = Carve(scratch, p.group, p.head_dim);
-  LoadQueries<Element>(p, item, w);
+  LoadQueries(p, item, w);
   const Range seen = VisibleKeys(p, item);
   BlockKeys<Element> blocks[2];
   int64_t base = seen.begin / kBlockKv * kBlockKv;
@@ -202,9 +204,9 @@ void RunDecode(const Problem& p, const Item& item, float* scratch) {
       next = &blocks[turn ^ 1];
       LocateBlock(p, item, base + kBlockKv, seen, *next);
     }
-    DecodeBlock(p, blocks[turn], next, w);
+    DecodeBlock(p, item, blocks[turn], next, w);
   }
-  StoreResults<Element>(p, item, w);
+  StoreResults(p, item, w);
 }
 
 }  // namespace

@@ -69,10 +69,15 @@ inline void Widen(const Element* from, int64_t n, float* to, int64_t stride) {
 
 // ------------------------------------------------------------- what is seen
 
-// Keys that a query at `position` sees.
+// With a tree the mask says which of the step's own tokens are seen.
+inline bool EndsAtQuery(const Problem& p) {
+  return p.causal && p.tree_mask == nullptr;
+}
+
+// Keys that a query at `position` sees, but for a tree.
 inline Range VisibleKeys(const Problem& p, int64_t kv_len, int64_t position) {
   Range keys = {0, kv_len};
-  if (p.causal) keys.end = Min(keys.end, position + 1);
+  if (EndsAtQuery(p)) keys.end = Min(keys.end, position + 1);
   if (p.sliding_window > 0) {
     keys.begin = Max(keys.begin, position - p.sliding_window + 1);
   }
@@ -90,7 +95,7 @@ inline Range VisibleKeys(const Problem& p, const Item& item) {
 inline Range SeeingRows(const Problem& p, const Item& item, Range keys) {
   int64_t begin = 0;
   int64_t end = item.num_tokens;
-  if (p.causal) begin = Max(begin, keys.begin - item.first_position);
+  if (EndsAtQuery(p)) begin = Max(begin, keys.begin - item.first_position);
   if (p.sliding_window > 0) {
     end = Min(end, keys.end - 1 + p.sliding_window - item.first_position);
   }
@@ -110,23 +115,28 @@ template <typename Element>
 inline TokenKv<Element> Locate(const Problem& p, const Item& item,
                                int64_t token) {
   const int64_t page = item.pages[token / p.page_size];
-  const int64_t slot = page * p.page_size + token % p.page_size;
-  const int64_t head = slot * 2 * p.num_kv_heads + 2 * item.kv_head;
-  const Element* key =
-      static_cast<const Element*>(p.kv_pages) + head * p.head_dim;
-  return {key, key + p.head_dim};
+  const Element* key = static_cast<const Element*>(p.kv_pages) +
+                       page * p.kv.page + token % p.page_size * p.kv.token +
+                       item.kv_head * p.kv.head;
+  return {key, key + p.kv.value};
 }
 
 // ------------------------------------------------------------------ softmax
 
+// The factor on the product of a query with a stored key.
+inline float LogitScale(const Problem& p, const Item& item) {
+  return p.k_scale == nullptr ? p.sm_scale
+                              : p.sm_scale * p.k_scale[item.kv_head];
+}
+
 // Scaled, capped, then masked; returns the largest.
 template <bool kMasked>
-inline Floats FinishScores(const Problem& p, Range visible, int64_t width,
-                           float* scores) {
+inline Floats FinishScores(const Problem& p, float scale, Range visible,
+                           int64_t width, float* scores) {
   Floats largest = Splat(-kInfinity);
   const float inverse_cap = p.soft_cap > 0 ? 1.0f / p.soft_cap : 0.0f;
   for (int64_t i = 0; i < width; i += kLanes) {
-    Floats s = Load(scores + i) * p.sm_scale;
+    Floats s = Load(scores + i) * scale;
     if (p.soft_cap > 0) s = Tanh(s * inverse_cap) * p.soft_cap;
     if constexpr (kMasked) {
       const Ints key = Iota() + SplatInt(static_cast<int32_t>(i));
@@ -140,15 +150,38 @@ inline Floats FinishScores(const Problem& p, Range visible, int64_t width,
   return largest;
 }
 
+// Masks what the tree hides from a row, among the step's own keys; finished
+// scores count from key `block`.  Returns the largest that is left.
+inline float HideByTree(const Problem& p, const Item& item, int64_t block,
+                        Range visible, int64_t row, float* scores) {
+  const uint32_t* words =
+      p.tree_mask + (item.first_row + row / p.group) * p.tree_words;
+  float largest = -kInfinity;
+  for (int64_t i = visible.begin; i < visible.end; ++i) {
+    const int64_t bit = block + i - item.first_new;
+    if (bit >= 0 && (bit >= 32 * p.tree_words ||
+                     (words[bit / 32] >> (bit % 32) & 1) == 0)) {
+      scores[i] = -kInfinity;
+    }
+    largest = scores[i] > largest ? scores[i] : largest;
+  }
+  return largest;
+}
+
 // One step of the online softmax: scores become weights, `visible` counts
 // from the block's first key.
-inline void SoftenRow(const Problem& p, Range visible, int64_t width,
-                      int64_t row, const Workspace& w) {
+inline void SoftenRow(const Problem& p, const Item& item, int64_t block,
+                      Range visible, int64_t width, int64_t row,
+                      const Workspace& w) {
   float* scores = w.scores + row * kBlockKv;
+  const float scale = LogitScale(p, item);
   const bool all_seen = visible.begin == 0 && visible.end == width;
-  const float block_max =
-      MaxLane(all_seen ? FinishScores<false>(p, visible, width, scores)
-                       : FinishScores<true>(p, visible, width, scores));
+  float block_max =
+      MaxLane(all_seen ? FinishScores<false>(p, scale, visible, width, scores)
+                       : FinishScores<true>(p, scale, visible, width, scores));
+  if (p.tree_mask != nullptr && block + width > item.first_new) {
+    block_max = HideByTree(p, item, block, visible, row, scores);
+  }
   const float old_max = w.max[row];
   const float new_max = block_max > old_max ? block_max : old_max;
   // -inf - -inf would be NaN; with nothing finite so far any base will do.
@@ -168,8 +201,8 @@ inline void SoftenRow(const Problem& p, Range visible, int64_t width,
 // -------------------------------------------------------- entering and leaving
 
 template <typename Element>
-void LoadQueries(const Problem& p, const Item& item, const Workspace& w) {
-  const Element* q = static_cast<const Element*>(p.q);
+void LoadQueries(const Problem& p, const Item& item, const Element* q,
+                 const Workspace& w) {
   const int64_t heads = p.num_kv_heads * p.group;
   for (int64_t row = 0; row < item.num_tokens * p.group; ++row) {
     const int64_t token = item.first_row + row / p.group;
@@ -177,15 +210,26 @@ void LoadQueries(const Problem& p, const Item& item, const Workspace& w) {
     Widen(q + (token * heads + head) * p.head_dim, p.head_dim,
           w.queries + row * w.stride, w.stride);
     Widen<float>(nullptr, 0, w.sums + row * w.stride, w.stride);
-    w.max[row] = -kInfinity;
-    w.total[row] = 0.0f;
+    // A sink is a key that was seen before all others and has no value.
+    w.max[row] = p.sinks == nullptr ? -kInfinity : p.sinks[head];
+    w.total[row] = p.sinks == nullptr ? 0.0f : 1.0f;
+  }
+}
+
+inline void LoadQueries(const Problem& p, const Item& item,
+                        const Workspace& w) {
+  if (p.narrow) {
+    LoadQueries(p, item, static_cast<const BFloat16*>(p.q), w);
+  } else {
+    LoadQueries(p, item, static_cast<const float*>(p.q), w);
   }
 }
 
 template <typename Element>
-void StoreResults(const Problem& p, const Item& item, const Workspace& w) {
-  Element* out = static_cast<Element*>(p.out);
+void StoreResults(const Problem& p, const Item& item, const Workspace& w,
+                  Element* out) {
   const int64_t heads = p.num_kv_heads * p.group;
+  const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[item.kv_head];
   for (int64_t row = 0; row < item.num_tokens * p.group; ++row) {
     const int64_t token = item.first_row + row / p.group;
     const int64_t head = item.kv_head * p.group + row % p.group;
@@ -193,7 +237,7 @@ void StoreResults(const Problem& p, const Item& item, const Workspace& w) {
     const float* sums = w.sums + row * w.stride;
     const float total = w.total[row];
     // A row that saw no key has a total of 0, and sums of 0.
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    const float inverse = total == 0.0f ? 0.0f : v_scale / total;
     int64_t d = 0;
     for (; d + kLanes <= p.head_dim; d += kLanes) {
       Store(Load(sums + d) * inverse, to + d);
@@ -201,6 +245,19 @@ void StoreResults(const Problem& p, const Item& item, const Workspace& w) {
     if (d < p.head_dim) {
       StoreSome(Load(sums + d) * inverse, to + d, p.head_dim - d);
     }
+    if (p.lse != nullptr) {
+      p.lse[token * heads + head] =
+          total == 0.0f ? -kInfinity : w.max[row] + __builtin_logf(total);
+    }
+  }
+}
+
+inline void StoreResults(const Problem& p, const Item& item,
+                         const Workspace& w) {
+  if (p.narrow) {
+    StoreResults(p, item, w, static_cast<BFloat16*>(p.out));
+  } else {
+    StoreResults(p, item, w, static_cast<float*>(p.out));
   }
 }
 

@@ -21,7 +21,9 @@ inline constexpr int64_t kMaxDecodeRows = 16;
 
 template <typename Element>
 void RunItem(const Problem& p, const Item& item, float* scratch) {
-  if (item.num_tokens == 1 && p.group <= kMaxDecodeRows) {
+  // Decode masks nothing, and a tree may hide a token from itself.
+  const bool few = item.num_tokens == 1 && p.group <= kMaxDecodeRows;
+  if (few && p.tree_mask == nullptr) {
     RunDecode<Element>(p, item, scratch);
   } else {
     RunPrefill<Element>(p, item, scratch);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "csrc/core/attention/kv_layout.h"
 #include "csrc/core/x86.h"
 
 namespace pagemill::attention {
@@ -18,9 +19,12 @@ inline constexpr int64_t kTargetRows = 192;
 inline constexpr int64_t kMaxLanes = 16;
 
 struct Problem {
-  const void* q;         // [T, Hq, D]
-  const void* kv_pages;  // [N, page_size, 2 * Hkv, D]
-  void* out;             // [T, Hq, D]
+  const void* q;  // [T, Hq, D]
+  const void* kv_pages;
+  void* out;    // [T, Hq, D]
+  float* lse;   // [T, Hq] or null
+  bool narrow;  // q and out are bf16, else f32
+  KvStrides kv;
   int64_t num_kv_heads;
   int64_t group;  // query heads of a KV head
   int64_t head_dim;
@@ -29,6 +33,12 @@ struct Problem {
   float sm_scale;
   float soft_cap;  // 0: none
   bool causal;
+  // As in RaggedPagedAttentionArgs.
+  const float* sinks;
+  const float* k_scale;
+  const float* v_scale;
+  const uint32_t* tree_mask;
+  int64_t tree_words;
 };
 
 // Wider than any sequence, and far from overflow.
@@ -38,6 +48,7 @@ inline constexpr int64_t kWidestWindow = int64_t{1} << 32;
 struct Item {
   const int32_t* pages;    // of the sequence
   int64_t kv_len;          // of the sequence
+  int64_t first_new;       // position of its first query token
   int64_t first_row;       // of q and out: the item's first token
   int64_t first_position;  // where that token stands
   int64_t num_tokens;
@@ -50,9 +61,13 @@ int64_t ScratchFloats(int64_t rows, int64_t head_dim);
 // `scratch` is aligned to 64 bytes and may hold anything.
 using Kernel = void (*)(const Problem&, const Item&, float* scratch);
 
+// By the type of keys and values.
 struct Kernels {
   Kernel f32;
   Kernel bf16;
+  Kernel f8e4m3;
+  Kernel f8e5m2;
+  Kernel i8;
 };
 
 extern const Kernels kPortableKernels;

@@ -8,7 +8,9 @@
 
 namespace pagemill::attention {
 
-const Kernels kAvx512Kernels = {RunItem<float>, RunItem<BFloat16>};
+const Kernels kAvx512Kernels = {RunItem<float>, RunItem<BFloat16>,
+                                RunItem<F8E4M3>, RunItem<F8E5M2>,
+                                RunItem<int8_t>};
 
 }  // namespace pagemill::attention
 

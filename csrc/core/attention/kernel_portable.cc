@@ -4,6 +4,8 @@
 
 namespace pagemill::attention {
 
-const Kernels kPortableKernels = {RunItem<float>, RunItem<BFloat16>};
+const Kernels kPortableKernels = {RunItem<float>, RunItem<BFloat16>,
+                                RunItem<F8E4M3>, RunItem<F8E5M2>,
+                                RunItem<int8_t>};
 
 }  // namespace pagemill::attention

@@ -85,7 +85,7 @@ void Soften(const Problem& p, const Item& item, int64_t block, Range rows,
     const Range keys = VisibleKeys(p, item.kv_len, position);
     const Range visible = {Max(keys.begin - block, 0),
                            Min(keys.end - block, width)};
-    SoftenRow(p, visible, width, row, w);
+    SoftenRow(p, item, block, visible, width, row, w);
   }
 }
 
@@ -118,7 +118,7 @@ void Accumulate(Range rows, int64_t width, const Workspace& w) {
 template <typename Element>
 void RunPrefill(const Problem& p, const Item& item, float* scratch) {
   const Workspace w = Carve(scratch, item.num_tokens * p.group, p.head_dim);
-  LoadQueries<Element>(p, item, w);
+  LoadQueries(p, item, w);
   const Range keys = VisibleKeys(p, item);
   const int64_t first_block = keys.begin / kBlockKv * kBlockKv;
   for (int64_t block = first_block; block < keys.end; block += kBlockKv) {
@@ -131,7 +131,7 @@ void RunPrefill(const Problem& p, const Item& item, float* scratch) {
     Soften(p, item, block, rows, width, w);
     Accumulate(rows, width, w);
   }
-  StoreResults<Element>(p, item, w);
+  StoreResults(p, item, w);
 }
 
 }  // namespace

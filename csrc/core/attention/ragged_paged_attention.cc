@@ -1,9 +1,11 @@
 #include "csrc/core/attention/ragged_paged_attention.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string_view>
@@ -71,13 +73,33 @@ class Arena {
   int64_t capacity_ = 0;
 };
 
-void ZeroDeadRows(const RaggedPagedAttentionArgs& args) {
+void FillDeadRows(const RaggedPagedAttentionArgs& args) {
   const BatchView& b = args.batch;
   const int64_t live = b.num_seqs == 0 ? 0 : b.cu_q_lens[b.num_seqs];
   const int64_t row =
       args.num_q_heads * args.head_dim * (args.dtype == DType::kF32 ? 4 : 2);
   std::memset(static_cast<char*>(args.out) + live * row, 0,
               static_cast<size_t>((b.max_num_tokens - live) * row));
+  if (args.lse == nullptr) return;
+  std::fill(args.lse + live * args.num_q_heads,
+            args.lse + b.max_num_tokens * args.num_q_heads,
+            -std::numeric_limits<float>::infinity());
+}
+
+Kernel KernelFor(const Kernels& kernels, DType kv_dtype) {
+  switch (kv_dtype) {
+    case DType::kF32:
+      return kernels.f32;
+    case DType::kBF16:
+      return kernels.bf16;
+    case DType::kF8E4M3:
+      return kernels.f8e4m3;
+    case DType::kF8E5M2:
+      return kernels.f8e5m2;
+    case DType::kI8:
+      return kernels.i8;
+  }
+  return nullptr;
 }
 
 Status Run(const RaggedPagedAttentionArgs& args, Executor& executor,
@@ -85,9 +107,9 @@ Status Run(const RaggedPagedAttentionArgs& args, Executor& executor,
   if (args.num_q_heads * args.head_dim * args.batch.max_num_tokens == 0) {
     return Status();
   }
-  ZeroDeadRows(args);
+  FillDeadRows(args);
   const Work work = Divide(args);
-  const Kernel kernel = args.dtype == DType::kF32 ? kernels.f32 : kernels.bf16;
+  const Kernel kernel = KernelFor(kernels, args.kv_dtype);
   const int64_t scratch = ScratchFloats(work.max_rows, args.head_dim);
   std::atomic<bool> out_of_memory{false};
   ParallelFor(executor, static_cast<int64_t>(work.items.size()),

@@ -12,20 +12,25 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/core/attention/kv_layout.h"
 #include "csrc/core/batch_view.h"
 #include "csrc/core/executor.h"
 #include "csrc/core/status.h"
 
 namespace pagemill {
 
-enum class DType { kF32, kBF16 };
+// The 8-bit types are for keys and values only.
+enum class DType { kF32, kBF16, kF8E4M3, kF8E5M2, kI8 };
 
 struct RaggedPagedAttentionArgs {
   const void* q = nullptr;         // [T, num_q_heads, head_dim]
-  const void* kv_pages = nullptr;  // [N, page_size, 2 * num_kv_heads, head_dim]
-  void* out = nullptr;             // as q; every row is written
-  DType dtype = DType::kF32;       // of all three
-  BatchView batch;                 // structure proved by Validate
+  const void* kv_pages = nullptr;
+  void* out = nullptr;           // as q; every row is written
+  float* lse = nullptr;          // [T, num_q_heads]; null: not wanted
+  DType dtype = DType::kF32;     // of q and out
+  DType kv_dtype = DType::kF32;  // as dtype, or 8-bit
+  KvStrides kv;
+  BatchView batch;  // structure proved by Validate
 
   int64_t num_q_heads = 0;
   int64_t num_kv_heads = 0;  // divides num_q_heads
@@ -35,11 +40,20 @@ struct RaggedPagedAttentionArgs {
   float soft_cap = 0.0f;       // 0: none
   int64_t sliding_window = 0;  // 0: none
   bool causal = true;
+
+  // Each null when absent.
+  const float* sinks = nullptr;    // [num_q_heads]: a logit without a value
+  const float* k_scale = nullptr;  // [num_kv_heads]: factors on stored keys
+  const float* v_scale = nullptr;  // [num_kv_heads]: and values
+  // [T, tree_words]: bit j of a token says whether it sees its sequence's j-th
+  // token of this step; takes the place of `causal`.
+  const uint32_t* tree_mask = nullptr;
+  int64_t tree_words = 0;
 };
 
 // Query i of a sequence stands at kv_len - q_len + i and sees the keys up to
 // there (causal), of them the last `sliding_window`.  Dead rows, and rows with
-// no visible key, are written as 0.  Dead rows of q, dead page slots and tokens
+// no visible key, are written as 0, with an lse of the sink or -inf.  Dead rows of q, dead page slots and tokens
 // past kv_len are never read; a masked key adds nothing to a row, whatever it
 // and its value hold.
 //   kInvalidArgument: PAGEMILL_CPU_ISA names no instruction set of this

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -43,6 +44,10 @@ class AttentionTest : public testing::TestWithParam<std::string_view> {
          ++i) {
       ASSERT_EQ(batch.out.BitsAt(i), 0u) << "dead element " << i;
     }
+    for (int64_t i = batch.live_rows() * batch.shape().num_q_heads;
+         i < std::ssize(batch.lse); ++i) {
+      ASSERT_EQ(batch.lse[i], -kInfinity) << "dead lse " << i;
+    }
   }
 
   void CheckSequence(TestBatch& batch, int64_t seq) {
@@ -53,6 +58,23 @@ class AttentionTest : public testing::TestWithParam<std::string_view> {
       const double scale = std::max(1.0, std::abs(expected[i]));
       ASSERT_NEAR(batch.out.Get(begin + i), expected[i], tolerance * scale)
           << "sequence " << seq << ", element " << i;
+    }
+    CheckLse(batch, seq);
+  }
+
+  void CheckLse(TestBatch& batch, int64_t seq) {
+    const int64_t heads = batch.shape().num_q_heads;
+    for (int64_t i = 0; i < batch.shape().sequences[seq].q_len; ++i) {
+      for (int64_t head = 0; head < heads; ++head) {
+        const double expected = batch.ReferenceLse(seq, i, head);
+        const float found = batch.lse[(batch.q_begin(seq) + i) * heads + head];
+        if (std::isinf(expected)) {
+          ASSERT_EQ(found, expected);
+        } else {
+          ASSERT_NEAR(found, expected, 5e-6 * std::max(1.0, std::abs(expected)))
+              << "sequence " << seq << ", query " << i << ", head " << head;
+        }
+      }
     }
   }
 
@@ -83,6 +105,13 @@ TestShape RandomShape(std::mt19937& random) {
   shape.soft_cap = static_cast<float>(pick({0, 0, 1, 5, 50}));
   shape.sliding_window = pick({0, 0, 1, 3, 16, 63, 64, 65, 1000});
   shape.causal = random() % 4 != 0;
+  shape.layout = static_cast<KvLayout>(random() % 3);
+  const std::optional<DType> kv_dtypes[] = {
+      std::nullopt, std::nullopt, DType::kF8E4M3, DType::kF8E5M2, DType::kI8};
+  shape.kv_dtype = kv_dtypes[random() % 5];
+  shape.sinks = random() % 3 == 0;
+  shape.scales = random() % 3 == 0;
+  shape.tree_words = pick({0, 0, 0, 1, 3});
   shape.dead_rows = pick({0, 1, 5});
   shape.dead_seqs = pick({0, 3});
   for (int64_t n = pick({1, 2, 5}); n > 0; --n) {
@@ -95,7 +124,7 @@ TestShape RandomShape(std::mt19937& random) {
 
 TEST_P(AttentionTest, EqualsTheReferenceOverRandomShapesAndOptions) {
   std::mt19937 random(1);
-  for (uint32_t round = 0; round < 120 && !HasFatalFailure(); ++round) {
+  for (uint32_t round = 0; round < 160 && !HasFatalFailure(); ++round) {
     SCOPED_TRACE(round);
     TestBatch batch(RandomShape(random), round);
     Check(batch);

@@ -13,9 +13,11 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <vector>
 
+#include "csrc/core/attention/kv_layout.h"
 #include "csrc/core/attention/ragged_paged_attention.h"
 #include "csrc/core/batch_view.h"
 
@@ -39,42 +41,82 @@ struct TestShape {
   bool causal = true;
   int64_t dead_rows = 3;  // of q, behind the last live token
   int64_t dead_seqs = 2;  // behind the last sequence
+  KvLayout layout = KvLayout::kInterleaved;
+  std::optional<DType> kv_dtype = std::nullopt;  // else dtype
+  bool sinks = false;
+  bool scales = false;
+  int64_t tree_words = 0;  // 0: no tree mask
 };
 
-// An array of either dtype, read and written as float.
+// The value of an 8-bit code, by its definition.
+inline float Decoded(DType dtype, uint8_t code) {
+  if (dtype == DType::kI8) return static_cast<float>(static_cast<int8_t>(code));
+  const bool e4m3 = dtype == DType::kF8E4M3;
+  const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+  const int mantissa = code & ((1 << mantissa_bits) - 1);
+  const int exponent = (code & 0x7f) >> mantissa_bits;
+  const float sign = code & 0x80 ? -1.0f : 1.0f;
+  if (e4m3 && (code & 0x7f) == 0x7f) return std::nanf("");
+  if (!e4m3 && exponent == 31) {
+    return mantissa == 0 ? sign * INFINITY : std::nanf("");
+  }
+  const int implicit = exponent == 0 ? 0 : 1 << mantissa_bits;
+  return sign * std::ldexp(static_cast<float>(mantissa + implicit),
+                           std::max(exponent, 1) - bias - mantissa_bits);
+}
+
+// An array of any dtype, read and written as float.
 class Tensor {
  public:
   Tensor(DType dtype, int64_t size, float fill) : dtype_(dtype) {
     if (dtype == DType::kF32) {
       floats_.assign(size, fill);
-    } else {
+    } else if (dtype == DType::kBF16) {
       halves_.assign(size, Narrow(fill));
+    } else {
+      bytes_.assign(size, Nearest(fill));
     }
   }
 
   int64_t size() const {
-    return static_cast<int64_t>(floats_.size() + halves_.size());
+    return static_cast<int64_t>(floats_.size() + halves_.size() +
+                                bytes_.size());
   }
   void* data() {
-    return dtype_ == DType::kF32 ? static_cast<void*>(floats_.data())
-                                 : static_cast<void*>(halves_.data());
+    if (dtype_ == DType::kF32) return floats_.data();
+    if (dtype_ == DType::kBF16) return halves_.data();
+    return bytes_.data();
   }
   float Get(int64_t i) const {
-    return dtype_ == DType::kF32
-               ? floats_[i]
-               : std::bit_cast<float>(uint32_t{halves_[i]} << 16);
+    if (dtype_ == DType::kF32) return floats_[i];
+    if (dtype_ != DType::kBF16) return Decoded(dtype_, bytes_[i]);
+    return std::bit_cast<float>(uint32_t{halves_[i]} << 16);
   }
   void Set(int64_t i, float x) {
     if (dtype_ == DType::kF32) {
       floats_[i] = x;
-    } else {
+    } else if (dtype_ == DType::kBF16) {
       halves_[i] = Narrow(x);
+    } else {
+      bytes_[i] = Nearest(x);
     }
   }
   // The element's bits, for comparisons that tell -0 from 0 and NaN from NaN.
   uint32_t BitsAt(int64_t i) const { return std::bit_cast<uint32_t>(Get(i)); }
 
  private:
+  // The code of the value that is nearest; int8 has no NaN and takes its least.
+  uint8_t Nearest(float x) const {
+    if (std::isnan(x)) return dtype_ == DType::kI8 ? 0x80 : 0x7f;
+    int best = 0;
+    for (int code = 1; code < 256; ++code) {
+      const float value = Decoded(dtype_, static_cast<uint8_t>(code));
+      const float kept = Decoded(dtype_, static_cast<uint8_t>(best));
+      if (std::abs(value - x) < std::abs(kept - x)) best = code;
+    }
+    return static_cast<uint8_t>(best);
+  }
+
   static uint16_t Narrow(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     if (std::isnan(x)) return 0x7fc0;
@@ -84,6 +126,7 @@ class Tensor {
   DType dtype_;
   std::vector<float> floats_;
   std::vector<uint16_t> halves_;
+  std::vector<uint8_t> bytes_;
 };
 
 class TestBatch {
@@ -96,12 +139,13 @@ class TestBatch {
         num_tokens_(CountTokens()),
         num_pages_(CountPages() + 5),
         row_(shape.num_q_heads * shape.head_dim),
+        kv_(Strides(shape)),
+        kv_dtype_(shape.kv_dtype.value_or(shape.dtype)),
         q(shape.dtype, num_tokens_ * row_, kNan),
-        kv_pages(shape.dtype,
-                 num_pages_ * shape.page_size * 2 * shape.num_kv_heads *
-                     shape.head_dim,
-                 kNan),
-        out(shape.dtype, num_tokens_ * row_, kNan) {
+        kv_pages(kv_dtype_, num_pages_ * kv_.page, kNan),
+        out(shape.dtype, num_tokens_ * row_, kNan),
+        lse(num_tokens_ * shape.num_q_heads, kNan) {
+    MakeExtras(seed);
     if (keys.empty()) {
       keys.resize(shape.sequences.size());
       std::iota(keys.begin(), keys.end(), 0u);
@@ -116,20 +160,31 @@ class TestBatch {
   int64_t q_begin(int64_t seq) const { return cu_q_lens_[seq]; }
   TestShape& shape() { return shape_; }
 
-  // Where key `position` of a sequence starts; its value is head_dim behind.
+  // Where key `position` of a sequence starts; its value is ValueOffset behind.
   int64_t KeyOffset(int64_t seq, int64_t position, int64_t kv_head) const {
     const int64_t page =
         page_indices_[seq * pages_per_seq_ + position / shape_.page_size];
-    const int64_t slot = page * shape_.page_size + position % shape_.page_size;
-    return (slot * 2 * shape_.num_kv_heads + 2 * kv_head) * shape_.head_dim;
+    return page * kv_.page + position % shape_.page_size * kv_.token +
+           kv_head * kv_.head;
   }
+  int64_t ValueOffset() const { return kv_.value; }
 
   RaggedPagedAttentionArgs Args() {
     RaggedPagedAttentionArgs args;
     args.q = q.data();
     args.kv_pages = kv_pages.data();
     args.out = out.data();
+    args.lse = lse.data();
     args.dtype = shape_.dtype;
+    args.kv_dtype = kv_dtype_;
+    args.kv = kv_;
+    if (shape_.sinks) args.sinks = sinks_.data();
+    if (shape_.scales) {
+      args.k_scale = k_scale_.data();
+      args.v_scale = v_scale_.data();
+    }
+    if (shape_.tree_words > 0) args.tree_mask = tree_.data();
+    args.tree_words = shape_.tree_words;
     args.batch.kv_lens = kv_lens_.data();
     args.batch.page_indices = page_indices_.data();
     args.batch.cu_q_lens = cu_q_lens_.data();
@@ -156,11 +211,14 @@ class TestBatch {
     std::vector<double> rows;
     for (int64_t i = 0; i < s.q_len; ++i) {
       for (int64_t head = 0; head < shape_.num_q_heads; ++head) {
-        const std::vector<double> row = ReferenceRow(seq, i, head);
+        const std::vector<double> row = ReferenceRow(seq, i, head).out;
         rows.insert(rows.end(), row.begin(), row.end());
       }
     }
     return rows;
+  }
+  double ReferenceLse(int64_t seq, int64_t i, int64_t head) const {
+    return ReferenceRow(seq, i, head).lse;
   }
 
  private:
@@ -205,6 +263,31 @@ class TestBatch {
     }
   }
 
+  // A packed token has a row and half as many elements of padding.
+  static KvStrides Strides(const TestShape& s) {
+    if (s.layout == KvLayout::kPlanes) {
+      return PlanesStrides(s.page_size, s.num_kv_heads, s.head_dim);
+    }
+    const bool packed = s.layout == KvLayout::kPacked;
+    return InterleavedStrides(s.page_size, 2 * s.num_kv_heads + packed,
+                              s.head_dim + (packed ? s.head_dim / 2 : 0));
+  }
+
+  void MakeExtras(uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < shape_.num_q_heads; ++i) {
+      sinks_.push_back(2 * normal(random));
+    }
+    for (int64_t i = 0; i < shape_.num_kv_heads; ++i) {
+      k_scale_.push_back(0.5f + 0.1f * static_cast<float>(i));
+      v_scale_.push_back(1.5f - 0.1f * static_cast<float>(i));
+    }
+    for (int64_t i = 0; i < num_tokens_ * shape_.tree_words; ++i) {
+      tree_.push_back(static_cast<uint32_t>(random()));
+    }
+  }
+
   void Fill(int64_t seq, uint32_t seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -213,16 +296,32 @@ class TestBatch {
       q.Set(cu_q_lens_[seq] * row_ + i, normal(random));
     }
     for (int64_t t = 0; t < s.kv_len; ++t) {
-      const int64_t begin = KeyOffset(seq, t, 0);
-      const int64_t n = 2 * shape_.num_kv_heads * shape_.head_dim;
-      for (int64_t i = 0; i < n; ++i) {
-        kv_pages.Set(begin + i, normal(random));
+      for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+        const int64_t key = KeyOffset(seq, t, head);
+        for (const int64_t begin : {key, key + kv_.value}) {
+          for (int64_t d = 0; d < shape_.head_dim; ++d) {
+            kv_pages.Set(begin + d, normal(random));
+          }
+        }
       }
     }
   }
 
-  bool Sees(int64_t position, int64_t key) const {
-    return (!shape_.causal || key <= position) &&
+  bool InTree(int64_t token, int64_t number) const {
+    if (number < 0) return true;
+    return number < 32 * shape_.tree_words &&
+           (tree_[token * shape_.tree_words + number / 32] >> (number % 32) &
+            1) != 0;
+  }
+
+  bool Sees(int64_t seq, int64_t i, int64_t key) const {
+    const Sequence& s = shape_.sequences[seq];
+    const int64_t first_new = s.kv_len - s.q_len, position = first_new + i;
+    const bool ordered =
+        shape_.tree_words > 0
+            ? InTree(cu_q_lens_[seq] + i, key - first_new)
+            : !shape_.causal || key <= position;
+    return ordered &&
            (shape_.sliding_window == 0 ||
             key > position - shape_.sliding_window);
   }
@@ -237,32 +336,44 @@ class TestBatch {
       dot += double{q.Get(from + d)} * kv_pages.Get(k + d);
     }
     dot *= shape_.sm_scale;
+    if (shape_.scales) dot *= k_scale_[head / group];
     const double cap = shape_.soft_cap;
     return cap == 0 ? dot : cap * std::tanh(dot / cap);
   }
 
-  std::vector<double> ReferenceRow(int64_t seq, int64_t i, int64_t head) const {
+  struct Row {
+    std::vector<double> out;
+    double lse = -INFINITY;
+  };
+
+  Row ReferenceRow(int64_t seq, int64_t i, int64_t head) const {
     const Sequence s = shape_.sequences[seq];
-    const int64_t position = s.kv_len - s.q_len + i;
     const int64_t group = shape_.num_q_heads / shape_.num_kv_heads;
     std::vector<int64_t> keys;
     std::vector<double> logits;
     for (int64_t key = 0; key < s.kv_len; ++key) {
-      if (!Sees(position, key)) continue;
+      if (!Sees(seq, i, key)) continue;
       keys.push_back(key);
       logits.push_back(Logit(seq, i, head, key));
     }
-    std::vector<double> row(shape_.head_dim, 0.0);
-    if (keys.empty()) return row;
-    const double max = *std::max_element(logits.begin(), logits.end());
-    double total = 0;
+    Row row;
+    row.out.assign(shape_.head_dim, 0.0);
+    const double sink = shape_.sinks ? double{sinks_[head]} : -INFINITY;
+    const double max =
+        keys.empty() ? sink
+                     : std::max(sink, *std::max_element(logits.begin(),
+                                                        logits.end()));
+    if (max == -INFINITY) return row;
+    double total = std::exp(sink - max);
     for (double& x : logits) total += x = std::exp(x - max);
     for (size_t j = 0; j < keys.size(); ++j) {
-      const int64_t v = KeyOffset(seq, keys[j], head / group) + shape_.head_dim;
+      const int64_t v = KeyOffset(seq, keys[j], head / group) + kv_.value;
+      const double scale = shape_.scales ? double{v_scale_[head / group]} : 1.0;
       for (int64_t d = 0; d < shape_.head_dim; ++d) {
-        row[d] += logits[j] / total * kv_pages.Get(v + d);
+        row.out[d] += logits[j] / total * kv_pages.Get(v + d) * scale;
       }
     }
+    row.lse = max + std::log(total);
     return row;
   }
 
@@ -274,11 +385,18 @@ class TestBatch {
   std::vector<int32_t> kv_lens_;
   std::vector<int32_t> page_indices_;
   std::vector<int32_t> cu_q_lens_;
+  KvStrides kv_;
+  DType kv_dtype_;
+  std::vector<float> sinks_;
+  std::vector<float> k_scale_;
+  std::vector<float> v_scale_;
+  std::vector<uint32_t> tree_;  // [T, tree_words]
 
  public:
-  Tensor q;         // [T, num_q_heads, head_dim]
-  Tensor kv_pages;  // [N, page_size, 2 * num_kv_heads, head_dim]
-  Tensor out;       // as q
+  Tensor q;                // [T, num_q_heads, head_dim]
+  Tensor kv_pages;         // of the layout
+  Tensor out;              // as q
+  std::vector<float> lse;  // [T, num_q_heads]
 };
 
 }  // namespace pagemill

@@ -26,10 +26,23 @@ inline constexpr int kLanes = kVectorBytes / 4;
 using Floats = float __attribute__((vector_size(kVectorBytes)));
 using Ints = int32_t __attribute__((vector_size(kVectorBytes)));
 using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
+using QuarterBits =
+    uint8_t __attribute__((vector_size(kVectorBytes / 4)));
+using QuarterInts = int8_t __attribute__((vector_size(kVectorBytes / 4)));
 using HalfBits = uint16_t __attribute__((vector_size(kVectorBytes / 2)));
 
 struct BFloat16 {
   uint16_t bits;
+};
+
+// Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity.
+struct F8E4M3 {
+  uint8_t bits;
+};
+
+// Sign, 5 bits of exponent (bias 15), 2 of mantissa.
+struct F8E5M2 {
+  uint8_t bits;
 };
 
 constexpr float kInfinity = __builtin_inff();
@@ -52,6 +65,46 @@ inline Floats Load(const BFloat16* from) {
   HalfBits x;
   __builtin_memcpy(&x, from, sizeof(x));
   return AsFloats(__builtin_convertvector(x, Bits) << 16);
+}
+
+// A float with fewer bits of exponent, of a bias, and of mantissa.  By integers
+// only: threads may flush denormal floats to 0.  Not for infinities and NaN.
+template <int kExponent, int kMantissa, int kBias>
+inline Floats Widened(Bits x) {
+  constexpr uint32_t kImplicit = uint32_t{1} << kMantissa;
+  const Bits exponent = (x >> kMantissa) & ((1u << kExponent) - 1);
+  const Bits normal = Bits(exponent != 0) & 1;
+  const Bits mantissa = (x & (kImplicit - 1)) | (normal * kImplicit);
+  const Bits power = exponent + (1 - normal) + (127 - kBias - kMantissa);
+  const Floats magnitude =
+      __builtin_convertvector(Ints(mantissa), Floats) * AsFloats(power << 23);
+  constexpr int kSign = 31 - kExponent - kMantissa;
+  return AsFloats(AsBits(magnitude) | ((x << kSign) & 0x80000000u));
+}
+
+inline Bits LoadBytes(const void* from) {
+  QuarterBits x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  return __builtin_convertvector(x, Bits);
+}
+
+inline Floats Load(const F8E4M3* from) {
+  const Bits x = LoadBytes(from);
+  const Bits nan = Bits((x & 0x7f) == 0x7f) & 0x7fc00000u;
+  return AsFloats(AsBits(Widened<4, 3, 7>(x)) | nan);
+}
+
+inline Floats Load(const F8E5M2* from) {
+  const Bits x = LoadBytes(from);
+  // Its largest exponent is that of infinity and NaN, the mantissa tells which.
+  const Bits special = ((x << 24) & 0x80000000u) | 0x7f800000u | (x & 3) << 21;
+  return AsFloats((x & 0x7c) == 0x7c ? special : AsBits(Widened<5, 2, 15>(x)));
+}
+
+inline Floats Load(const int8_t* from) {
+  QuarterInts x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  return __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
 }
 
 // To the nearest, ties to even; NaN stays NaN.

@@ -16,6 +16,9 @@ Problem MakeProblem(const RaggedPagedAttentionArgs& args) {
   p.q = args.q;
   p.kv_pages = args.kv_pages;
   p.out = args.out;
+  p.lse = args.lse;
+  p.narrow = args.dtype == DType::kBF16;
+  p.kv = args.kv;
   p.num_kv_heads = args.num_kv_heads;
   p.group = args.num_q_heads / args.num_kv_heads;
   p.head_dim = args.head_dim;
@@ -24,6 +27,11 @@ Problem MakeProblem(const RaggedPagedAttentionArgs& args) {
   p.sm_scale = args.sm_scale;
   p.soft_cap = args.soft_cap;
   p.causal = args.causal;
+  p.sinks = args.sinks;
+  p.k_scale = args.k_scale;
+  p.v_scale = args.v_scale;
+  p.tree_mask = args.tree_mask;
+  p.tree_words = args.tree_words;
   return p;
 }
 
@@ -51,8 +59,9 @@ void AppendItems(const BatchView& batch, int64_t seq, Work& work) {
     Item item;
     item.pages = batch.pages(seq);
     item.kv_len = batch.kv_len(seq);
+    item.first_new = item.kv_len - q_len;
     item.first_row = batch.q_begin(seq) + first;
-    item.first_position = item.kv_len - q_len + first;
+    item.first_position = item.first_new + first;
     item.num_tokens = std::min(step, q_len - first);
     for (item.kv_head = 0; item.kv_head < p.num_kv_heads; ++item.kv_head) {
       work.items.push_back(item);

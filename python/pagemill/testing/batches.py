@@ -76,6 +76,7 @@ def random_batch(
     head_dim: int = 128,
     page_size: int = 16,
     dtype: Any = np.float32,
+    kv_dtype: Any = None,
     max_num_tokens: int | None = None,
     max_num_seqs: int | None = None,
     pages_per_seq: int | None = None,
@@ -91,6 +92,7 @@ def random_batch(
       head_dim: size of a head.
       page_size: tokens of a page.
       dtype: of q and kv_pages; any that NumPy knows, ml_dtypes' included.
+      kv_dtype: of kv_pages where it is another one.
       max_num_tokens: rows of q; None adds seven dead ones.
       max_num_seqs: rows of the metadata; None adds two dead ones.
       pages_per_seq: slots of a page-table row; None adds one to the longest.
@@ -109,7 +111,11 @@ def random_batch(
     num_pages = sum(used) + num_dead_pages
     free = rng.permutation(num_pages).astype(np.int32)
     kv_shape = (num_pages, page_size, 2 * num_kv_heads, head_dim)
-    kv_pages = np.full(kv_shape, np.nan, dtype)
+    kv_dtype = np.dtype(dtype if kv_dtype is None else kv_dtype)
+    # Integers have no NaN, but a value that would show.
+    integer = kv_dtype.kind == "i"
+    poison, spread = (np.iinfo(kv_dtype).max, 20) if integer else (np.nan, 1)
+    kv_pages = np.full(kv_shape, poison, kv_dtype)
     kv_lens = np.resize(_DEAD_LENGTHS, rows).astype(np.int32)
     cu_q_lens = np.full(rows + 1, total, np.int32)
     cu_q_lens[: len(seqs) + 1] = np.concatenate([[0], np.cumsum(q_lens)])
@@ -117,8 +123,8 @@ def random_batch(
         pages, free = free[: used[seq]], free[used[seq] :]
         page_indices[seq, : used[seq]] = pages
         kv_lens[seq] = kv_len
-        kv = np.full((used[seq] * page_size, *kv_shape[2:]), np.nan, dtype)
-        kv[:kv_len] = rng.standard_normal((kv_len, *kv_shape[2:]))
+        kv = np.full((used[seq] * page_size, *kv_shape[2:]), poison, kv_dtype)
+        kv[:kv_len] = spread * rng.standard_normal((kv_len, *kv_shape[2:]))
         kv_pages[pages] = kv.reshape(-1, *kv_shape[1:])
     q = np.full((tokens, num_q_heads, head_dim), np.nan, dtype)
     q[:total] = rng.standard_normal((total, *q.shape[1:]))

@@ -13,7 +13,12 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def dense_attention(
+def dense_attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """The output of :func:`dense_attention_and_lse`."""
+    return dense_attention_and_lse(q, k, v, **options)[0]
+
+
+def dense_attention_and_lse(
     q: Array,
     k: Array,
     v: Array,
@@ -22,7 +27,9 @@ def dense_attention(
     causal: bool = True,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-) -> Array:
+    sinks: Array | None = None,
+    tree: Array | None = None,
+) -> tuple[Array, Array]:
     """Attention of one sequence's last queries over all of its keys.
 
     Args:
@@ -33,9 +40,13 @@ def dense_attention(
       causal: no key past a query's own position.
       sliding_window: keys that a query keeps, itself included.
       soft_cap: cap on the logits, applied before the mask.
+      sinks: [num_q_heads] or None: one more logit, without a value.
+      tree: bool[n, n] or None, in place of causal: whether query i sees the
+        j-th of the last n keys; older ones all do.
 
     Returns:
-      f64[n, num_q_heads, head_dim]; rows with no visible key are 0.
+      f64[n, num_q_heads, head_dim]; rows with no visible key are 0. And
+      f64[n, num_q_heads], the log-sum-exp of the logits, or -inf.
     """
     n, num_q_heads, head_dim = q.shape
     m, num_kv_heads, _ = k.shape
@@ -47,17 +58,31 @@ def dense_attention(
     position = np.arange(m - n, m)[:, None]
     key = np.arange(m)[None, :]
     visible = np.ones((n, m), bool)
-    if causal:
+    if tree is not None:
+        visible[:, m - n :] &= tree
+    elif causal:
         visible &= key <= position
     if sliding_window is not None:
         visible &= key > position - sliding_window
     logits = np.where(visible, logits, -np.inf)
+    # A masked key's value does not count, whatever it is.
+    v = np.where(visible.any(axis=0)[:, None, None], v, 0.0)
+    if sinks is not None:
+        sink = sinks.astype(np.float64).reshape(num_kv_heads, -1, 1, 1)
+        sink = np.broadcast_to(sink, (*logits.shape[:3], 1))
+        logits = np.concatenate([logits, sink], axis=-1)
     highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(logits - np.where(np.isneginf(highest), 0.0, highest))
+    highest = np.where(np.isneginf(highest), 0.0, highest)
+    weights = np.exp(logits - highest)
     total = weights.sum(axis=-1, keepdims=True)
-    weights = weights / np.where(total == 0.0, 1.0, total)
+    with np.errstate(divide="ignore"):
+        lse = (highest + np.log(total))[..., 0]
+    weights = weights[..., :m] / np.where(total == 0.0, 1.0, total)
     out = np.einsum("hgnm,mhd->nhgd", weights, v)
-    return out.reshape(n, num_q_heads, head_dim)
+    return (
+        out.reshape(n, num_q_heads, head_dim),
+        np.moveaxis(lse, 2, 0).reshape(n, num_q_heads),
+    )
 
 
 def ragged_paged_attention(
@@ -69,7 +94,26 @@ def ragged_paged_attention(
     num_seqs: Array,
     **options: Any,
 ) -> Array:
-    """Each sequence's pages gathered, then :func:`dense_attention`.
+    """The output of :func:`ragged_paged_attention_and_lse`."""
+    return ragged_paged_attention_and_lse(
+        q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, **options
+    )[0]
+
+
+def ragged_paged_attention_and_lse(
+    q: Array,
+    kv_pages: Array,
+    kv_lens: Array,
+    page_indices: Array,
+    cu_q_lens: Array,
+    num_seqs: Array,
+    *,
+    k_scale: Array | float = 1.0,
+    v_scale: Array | float = 1.0,
+    tree_mask: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """Each sequence's pages gathered, then :func:`dense_attention_and_lse`.
 
     Args:
       q: [max_num_tokens, num_q_heads, head_dim].
@@ -78,12 +122,19 @@ def ragged_paged_attention(
       page_indices: i32[max_num_seqs, pages_per_seq].
       cu_q_lens: i32[max_num_seqs + 1].
       num_seqs: i32[1].
-      **options: of :func:`dense_attention`.
+      k_scale: factors on what kv_pages holds, [num_kv_heads] or one.
+      v_scale: as k_scale.
+      tree_mask: u32[max_num_tokens, words] or None: bit j % 32 of word j // 32
+        says whether a token sees its sequence's j-th token of this step.
+      **options: of :func:`dense_attention_and_lse`.
 
     Returns:
-      f64, shaped like q; dead rows are 0.
+      f64, shaped like q, and f64[max_num_tokens, num_q_heads]; dead rows are 0
+      and -inf.
     """
     out = np.zeros(q.shape, np.float64)
+    lse = np.full(q.shape[:2], -np.inf)
+    k_scale, v_scale = (np.reshape(x, (-1, 1)) for x in (k_scale, v_scale))
     page_size = kv_pages.shape[1]
     for seq in range(int(num_seqs[0])):
         begin, end = int(cu_q_lens[seq]), int(cu_q_lens[seq + 1])
@@ -92,7 +143,17 @@ def ragged_paged_attention(
             continue
         pages = page_indices[seq, : -(-length // page_size)]
         kv = kv_pages[pages].reshape(-1, *kv_pages.shape[2:])[:length]
-        out[begin:end] = dense_attention(
-            q[begin:end], kv[:, 0::2], kv[:, 1::2], **options
+        kv = kv.astype(np.float64)
+        tree = None
+        if tree_mask is not None:
+            bits = np.arange(end - begin)
+            words = tree_mask[begin:end, bits // 32]
+            tree = (words >> (bits % 32).astype(np.uint32)) & 1 == 1
+        out[begin:end], lse[begin:end] = dense_attention_and_lse(
+            q[begin:end],
+            kv[:, 0::2] * k_scale,
+            kv[:, 1::2] * v_scale,
+            tree=tree,
+            **options,
         )
-    return out
+    return out, lse

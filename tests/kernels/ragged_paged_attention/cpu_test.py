@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import pagemill
+from pagemill.kernels.ragged_paged_attention.operands import Operands
+from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams
 from pagemill.testing.batches import random_batch
 
@@ -13,19 +15,27 @@ from tests.kernels.ragged_paged_attention import suite
 
 
 class TestCpu(suite.Suite):
-    def attend(self, *operands: Any, params: AttentionParams) -> Any:
-        q, kv_pages, *metadata = operands
+    def attend(self, operands: Operands, params: AttentionParams) -> Any:
         return pagemill.ragged_paged_attention(
-            q,
-            kv_pages,
-            tuple(metadata),
-            sm_scale=params.sm_scale,
-            causal=params.causal,
-            sliding_window=params.sliding_window,
-            soft_cap=params.soft_cap,
+            operands.q,
+            operands.kv_pages,
+            operands[2:6],
+            sinks=operands.sinks,
+            k_scale=operands.k_scale,
+            v_scale=operands.v_scale,
+            tree_mask=operands.tree_mask,
+            **vars(params),
             implementation="cpu",
         )
 
     def test_wide_mode(self) -> None:
         with jax.enable_x64(True):
             self.check(random_batch(suite.MIXED), sliding_window=9)
+
+
+class TestCpuPlanes(TestCpu):
+    layout = KVLayout.PLANES
+
+
+class TestCpuPacked(TestCpu):
+    layout = KVLayout.PACKED

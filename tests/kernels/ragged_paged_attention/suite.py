@@ -10,9 +10,12 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pagemill.kernels.ragged_paged_attention.operands import Operands
+from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams
 from pagemill.testing import oracle
 from pagemill.testing.batches import Batch, random_batch
@@ -31,39 +34,179 @@ def b0(dtype: Any = np.float32) -> Batch:
     return batch.replace(page_indices=batch.page_indices[:, :2].copy())
 
 
+def scales() -> dict[str, Any]:
+    """For two KV heads."""
+    return {
+        "k_scale": np.array([0.5, 1.5], np.float32),
+        "v_scale": np.array([2.0, 0.25], np.float32),
+    }
+
+
+def laid_out(kv_pages: Any, layout: KVLayout) -> Any:
+    """Interleaved pages in another layout."""
+    if layout is KVLayout.INTERLEAVED:
+        return kv_pages
+    pages, size, combined, dim = kv_pages.shape
+    if layout is KVLayout.PLANES:
+        split = kv_pages.reshape(pages, size, combined // 2, 2, dim)
+        return np.ascontiguousarray(split.transpose(0, 3, 2, 1, 4))
+    pack = 4 // kv_pages.dtype.itemsize
+    groups, lanes = -(-combined // pack), -(-dim // 128) * 128
+    packed = np.zeros((pages, size, groups * pack, lanes), kv_pages.dtype)
+    packed[:, :, :combined, :dim] = kv_pages
+    return packed.reshape(pages, size, groups, pack, lanes)
+
+
 class Suite(abc.ABC):
     """The tests; subclasses are named Test*."""
 
-    @abc.abstractmethod
-    def attend(self, *operands: Any, params: AttentionParams) -> Any:
-        """Runs the implementation."""
+    layout = KVLayout.INTERLEAVED
 
-    def run(self, batch: Batch, **options: Any) -> np.ndarray[Any, Any]:
+    @abc.abstractmethod
+    def attend(self, operands: Operands, params: AttentionParams) -> Any:
+        """Runs the implementation: gives out and lse."""
+
+    def run_all(
+        self,
+        batch: Batch,
+        extras: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Out and lse, dead rows checked; extras are Operands' fields."""
         options.setdefault("sm_scale", batch.q.shape[-1] ** -0.5)
-        out = self.attend(
-            *map(jnp.asarray, batch.operands),
-            params=AttentionParams(**options),
+        kv_pages = laid_out(batch.kv_pages, self.layout)
+        operands = Operands(
+            *batch.replace(kv_pages=kv_pages).operands, **(extras or {})
+        )
+        out, lse = self.attend(
+            jax.tree.map(jnp.asarray, operands),
+            AttentionParams(
+                num_kv_heads=batch.kv_pages.shape[2] // 2,
+                kv_layout=self.layout,
+                return_lse=True,
+                **options,
+            ),
         )
         assert out.shape == batch.q.shape
         assert out.dtype == batch.q.dtype
-        out = np.asarray(out)
+        assert lse.shape == batch.q.shape[:2]
+        out, lse = np.asarray(out), np.asarray(lse)
+        dead = slice(batch.num_tokens, None)
         # Not just small: exactly 0, and no NaN.
-        np.testing.assert_array_equal(
-            out[batch.num_tokens :].astype(np.float32), 0.0
-        )
-        return out
+        np.testing.assert_array_equal(out[dead].astype(np.float32), 0.0)
+        np.testing.assert_array_equal(lse[dead], -np.inf)
+        return out, lse
 
-    def check(self, batch: Batch, **options: Any) -> np.ndarray[Any, Any]:
+    def run(self, batch: Batch, **options: Any) -> np.ndarray[Any, Any]:
+        return self.run_all(batch, **options)[0]
+
+    def check(
+        self,
+        batch: Batch,
+        extras: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> np.ndarray[Any, Any]:
         options.setdefault("sm_scale", batch.q.shape[-1] ** -0.5)
-        out = self.run(batch, **options)
+        out, lse = self.run_all(batch, extras, **options)
+        expected, expected_lse = oracle.ragged_paged_attention_and_lse(
+            *batch.operands, **(extras or {}), **options
+        )
+        # Values that are stored scaled down come out scaled up.
+        scale = np.max((extras or {}).get("v_scale", 1.0))
+        scale *= 20 if batch.kv_pages.dtype.kind == "i" else 1
         tolerance = TOLERANCES[batch.q.dtype.name]
         np.testing.assert_allclose(
             out.astype(np.float64),
-            oracle.ragged_paged_attention(*batch.operands, **options),
-            atol=tolerance,
+            expected,
+            atol=tolerance * scale,
             rtol=tolerance,
         )
+        np.testing.assert_allclose(
+            lse, expected_lse, atol=tolerance, rtol=tolerance
+        )
         return out
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(
+        ("head_dim", "options"),
+        [
+            (128, {}),
+            (64, {"sliding_window": 9}),
+            (80, {"soft_cap": 5.0}),
+            (128, {"causal": False, "sliding_window": 4}),
+        ],
+        ids=str,
+    )
+    def test_sinks(
+        self, head_dim: int, options: dict[str, Any], dtype: str
+    ) -> None:
+        """Small ones, large ones, one that takes all and one that does not."""
+        sinks = np.array([0.5, 4.0, 300.0, -np.inf], np.float32)
+        batch = random_batch(MIXED, head_dim=head_dim, dtype=jnp.dtype(dtype))
+        self.check(batch, {"sinks": sinks}, **options)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("kv_dtype", ("float8_e4m3fn", "float8_e5m2"))
+    def test_float8(self, kv_dtype: str, dtype: str) -> None:
+        """C46: pages of 8 bits, a factor per head or none."""
+        batch = random_batch(
+            MIXED,
+            page_size=32,
+            dtype=jnp.dtype(dtype),
+            kv_dtype=jnp.dtype(kv_dtype),
+        )
+        self.check(batch)
+        self.check(batch, scales(), sliding_window=9)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_int8(self, dtype: str) -> None:
+        """C46."""
+        batch = random_batch(
+            MIXED, page_size=32, dtype=jnp.dtype(dtype), kv_dtype=np.int8
+        )
+        small = {name: scale / 20 for name, scale in scales().items()}
+        self.check(batch, small)
+        self.check(batch, small, soft_cap=3.0)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("words", [1, 2])
+    def test_tree_mask(self, words: int, dtype: str) -> None:
+        """Each token sees those of its step that its bits name."""
+        batch = random_batch(
+            ((1, 40), (5, 37), (1, 1), (20, 20), (32, 33), (3, 17)),
+            dtype=jnp.dtype(dtype),
+        )
+        rng = np.random.default_rng(7)
+        shape = (len(batch.q), words)
+        tree_mask = rng.integers(0, 2**32, shape, np.uint32)
+        self.check(batch, {"tree_mask": tree_mask})
+        self.check(batch, {"tree_mask": tree_mask}, sliding_window=8)
+
+    def test_tree_of_a_chain_is_causal(self) -> None:
+        batch = random_batch(MIXED, dtype=jnp.dtype(jnp.bfloat16))
+        tree_mask = np.zeros((len(batch.q), 1), np.uint32)
+        for seq in range(len(MIXED)):
+            rows = batch.rows(seq)
+            for i, row in enumerate(range(rows.start, rows.stop)):
+                tree_mask[row] = (1 << (i + 1)) - 1
+        out = self.check(batch, {"tree_mask": tree_mask})
+        np.testing.assert_allclose(
+            out.astype(np.float32),
+            self.run(batch).astype(np.float32),
+            atol=1e-2,
+        )
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_everything_at_once(self, dtype: str) -> None:
+        batch = random_batch(MIXED, dtype=jnp.dtype(dtype))
+        tree_mask = np.full((len(batch.q), 1), 0x5F5F5F5F, np.uint32)
+        sinks = np.array([0.5, 4.0, -3.0, 1.0], np.float32)
+        self.check(
+            batch,
+            {"sinks": sinks, "tree_mask": tree_mask, **scales()},
+            sliding_window=30,
+            soft_cap=4.0,
+        )
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(
