@@ -438,13 +438,9 @@ def _interior_block(static: _Static, r: _Refs) -> None:
     fetched, entry = r.state[_FETCH_BUFFER], r.state[_FETCH_ENTRY]
     for i in range(shape.block_pages):
         _copy(static, r, buffer, i, 0).wait()
-    stages = 2 * shape.dots
-    share = -(-shape.block_pages // stages)
 
-    def fetch(stage: int) -> None:
-        for i in range(
-            stage * share, min((stage + 1) * share, shape.block_pages)
-        ):
+    def fetch() -> None:
+        for i in range(shape.block_pages):
             page = r.page_indices[entry + i]
             _copy(static, r, fetched, i, page).start()
 
@@ -470,7 +466,7 @@ def _edge_block(static: _Static, r: _Refs, span: _Span, block: Any) -> None:
 
         @pl.when((count > below) & (count <= pages))
         def _tier(pages: int = pages) -> None:
-            _attend(static, r, buffer, pages, (span, begin), lambda _: None)
+            _attend(static, r, buffer, pages, (span, begin), lambda: None)
 
         below = pages
 
@@ -481,21 +477,23 @@ def _attend(
     buffer: Any,
     pages: int,
     edge: Any,
-    between: Any,
+    meanwhile: Any,
 ) -> None:
     """Adds a block to the state.
 
     Args:
       pages: how many of the block's pages to compute.
       edge: None for an interior block, else its span and its first key.
-      between: called with a stage's number after each stage's matmul.
+      meanwhile: called between QK and softmax.
     """
     shape = static.shape
     dots = range(shape.dots)
     logits = []
     for dot in dots:
         logits.append(_logits(static, r, buffer, pages, dot))
-        between(dot)
+    # Loads and copies of one buffer keep their order, which idles the MXU;
+    # here it would wait for the softmax anyway.
+    meanwhile()
     weights, factors = [], []
     for dot in dots:
         x = _scaled(static, r, dot, logits[dot])
@@ -510,7 +508,6 @@ def _attend(
         factors.append(factor)
     for dot in dots:
         _add_values(static, r, buffer, pages, dot, weights[dot], factors[dot], edge)
-        between(shape.dots + dot)
 
 
 def _plane(
@@ -523,24 +520,31 @@ def _plane(
 
 
 def _logits(
-    static: _Static, r: _Refs, buffer: Any, pages: int, dot: int
+    static: _Static,
+    r: _Refs,
+    buffer: Any,
+    pages: int,
+    dot: int,
 ) -> Any:
     """f32[dot_rows, keys], unscaled."""
     shape = static.shape
-    heads = range(shape.dot_heads)
-    k = [
-        _plane(static, r, buffer, pages, 0, dot * shape.dot_heads + h).astype(
-            shape.dtype
+    total = None
+    for h in range(shape.dot_heads):
+        head = dot * shape.dot_heads + h
+        k = _operand(static, _plane(static, r, buffer, pages, 0, head))
+        product = _matmul(
+            static, r.diagonal[dot, h], k, (((1,), (1,)), ((), ()))
         )
-        for h in heads
-    ]
-    q = [r.diagonal[dot, h] for h in heads]
-    if shape.head_dim % LANES == 0:
-        q, k = [jnp.concatenate(q, axis=1)], [jnp.concatenate(k, axis=1)]
-    return sum(
-        _matmul(static, a, b, (((1,), (1,)), ((), ())))
-        for a, b in zip(q, k, strict=True)
-    )
+        total = product if total is None else total + product
+    return total
+
+
+def _operand(static: _Static, x: Any) -> Any:
+    """Keys or values as the MXU takes them; it widens fp8 by itself."""
+    fp8 = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1
+    if fp8 and static.shape.dtype == jnp.bfloat16:
+        return x
+    return x.astype(static.shape.dtype)
 
 
 def _matmul(static: _Static, a: Any, b: Any, dimensions: Any) -> Any:
@@ -594,7 +598,7 @@ def _add_values(
         v = _plane(static, r, buffer, pages, 1, dot * shape.dot_heads + head)
         if edge is not None:
             v = _live_rows(v, edge[0].kv_len - edge[1])
-        values.append(v.astype(shape.dtype))
+        values.append(_operand(static, v))
     if shape.head_dim % LANES == 0:
         values = [jnp.concatenate(values, axis=1)]
     sums = [
