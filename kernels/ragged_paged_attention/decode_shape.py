@@ -1,0 +1,125 @@
+"""Static numbers of the decode kernel, and how it cuts its work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from pagemill.params import Tuning
+
+LANES = 128
+# Rows of queries that share a matmul: as many as a 16-bit register holds.
+_ROWS_PER_DOT = 16
+_BUFFERS = 3
+# Buffers of keys and values together; well below the 16 MiB that the compiler
+# grants by default where that is least.
+_BUFFER_BYTES = 10 * 2**20
+_KEYS_PER_BLOCK = 512
+_SEQS_PER_STEP = 8
+_KEYS_PER_TIER = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeShape:
+    """What the kernel's code and buffers depend on.
+
+    Attributes:
+      seqs, queries, num_q_heads, num_kv_heads, head_dim, page_size,
+        pages_per_seq: of the operands.
+      kv_dtype, out_dtype: of the cache, and of queries and output.
+      block_pages: pages fetched and computed at a time.
+      buffers: blocks in flight or in use.
+      seqs_per_step: sequences of a grid step.
+      cores: TensorCores that share the grid.
+    """
+
+    seqs: int
+    queries: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    pages_per_seq: int
+    kv_dtype: np.dtype[np.generic]
+    out_dtype: np.dtype[np.generic]
+    block_pages: int
+    buffers: int = _BUFFERS
+    seqs_per_step: int = _SEQS_PER_STEP
+    cores: int = 1
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block."""
+        return self.block_pages * self.page_size
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """What the products take: float32 if an operand is, else bfloat16."""
+        wide = jnp.dtype(jnp.float32)
+        exact = wide in (self.kv_dtype, self.out_dtype)
+        return wide if exact else jnp.dtype(jnp.bfloat16)
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of queries that share a KV head, group-major."""
+        return self.num_q_heads // self.num_kv_heads * self.queries
+
+    @property
+    def dot_heads(self) -> int:
+        """KV heads whose rows share a matmul; divides num_kv_heads."""
+        return max(
+            n
+            for n in range(1, self.num_kv_heads + 1)
+            if self.num_kv_heads % n == 0
+            and (n == 1 or n * self.head_rows <= _ROWS_PER_DOT)
+        )
+
+    @property
+    def dots(self) -> int:
+        return self.num_kv_heads // self.dot_heads
+
+    @property
+    def dot_rows(self) -> int:
+        """Rows of a matmul, padded to whole registers."""
+        tile = 32 // self.dtype.itemsize
+        return -(-self.dot_heads * self.head_rows // tile) * tile
+
+    @property
+    def steps(self) -> int:
+        """Grid steps of each core."""
+        return -(-self.seqs // (self.seqs_per_step * self.cores))
+
+    @property
+    def tiers(self) -> tuple[int, ...]:
+        """Pages that a block's last, shorter part is rounded up to."""
+        sizes, pages = [self.block_pages], self.block_pages
+        while pages % 2 == 0 and pages * self.page_size > _KEYS_PER_TIER:
+            pages //= 2
+            sizes.append(pages)
+        return tuple(reversed(sizes))
+
+
+def fit_block_pages(
+    tuning: Tuning,
+    *,
+    page_size: int,
+    pages_per_seq: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: np.dtype[np.generic],
+) -> int:
+    """Pages of a block: a power of two, unless the tuning says otherwise."""
+    if tuning.num_kv_pages_per_block is not None:
+        return tuning.num_kv_pages_per_block
+    lanes = -(-head_dim // LANES) * LANES
+    page_bytes = 2 * num_kv_heads * page_size * lanes * kv_dtype.itemsize
+    keys = _KEYS_PER_BLOCK * max(1, 2 // kv_dtype.itemsize)
+    pages = 1
+    while (
+        pages * 2 * page_size <= keys
+        and pages * 2 * page_bytes * _BUFFERS <= _BUFFER_BYTES
+        and pages < pages_per_seq
+    ):
+        pages *= 2
+    return pages
