@@ -208,7 +208,7 @@ def _scratch(shape: PrefillShape) -> list[Any]:
     way = prefill_columns if shape.columns else prefill_rows
     state = pltpu.VMEM(way.state_shape(heads, rows), jnp.float32)
     acc = (rows, shape.head_dim)
-    acc = acc[::-1] if shape.columns else acc
+    acc = (shape.head_dim + 8, rows) if shape.columns else acc
     return [
         pltpu.VMEM((2, shape.block_pages, *page), shape.kv_dtype),
         pltpu.SemaphoreType.DMA((2,)),

@@ -38,32 +38,30 @@ def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
 def reset(r: Refs) -> None:
     r.top[...] = jnp.full(r.top.shape, -jnp.inf, jnp.float32)
     r.jump[...] = jnp.zeros(r.jump.shape, jnp.float32)
-    r.total[...] = jnp.zeros(r.total.shape, jnp.float32)
     r.acc[...] = jnp.zeros(r.acc.shape, jnp.float32)
 
 
 def unsafe(r: Refs) -> Any:
     """Bool as `top`: rows to compute again; also where a logit is NaN."""
-    return jnp.logical_not(r.jump[...] <= JUMP)
+    return jnp.logical_not(r.jump[...] <= 2.0**JUMP)
 
 
 def reset_unsafe(r: Refs) -> None:
     again = unsafe(r)
     r.top[...] = jnp.where(again, -jnp.inf, r.top[...])
-    r.total[...] = jnp.where(again, 0.0, r.total[...])
     r.acc[...] = jnp.where(again[:, :1], 0.0, r.acc[...])
 
 
 def start_with_sinks(r: Refs, own: Any, *, safe: bool) -> None:
     """Counts a row's sink as if it were a first key, without a value."""
     sinks = jnp.broadcast_to(r.sinks[...], r.top.shape)
-    first = lax.broadcasted_iota(jnp.int32, r.top.shape, 1) == 0
     mine = own[None]
     if safe:
         mine = mine & unsafe(r)
     r.top[...] = jnp.where(mine, sinks, r.top[...])
-    one = jnp.where(first & (sinks > -jnp.inf), 1.0, 0.0)
-    r.total[...] = jnp.where(mine, one, r.total[...])
+    at = slice(r.acc.shape[1] - _SUBLANES, None)
+    one = jnp.where(sinks > -jnp.inf, 1.0, 0.0)
+    r.acc[:, at] = jnp.where(mine, one, r.acc[:, at])
 
 
 def attend(
@@ -106,7 +104,7 @@ def _heads(
 def _update(
     static: Static, r: Refs, head: Any, x: Any, v: Any, edge: Any, safe: bool
 ) -> None:
-    mine = None
+    mine, sees = None, True
     if edge is not None:
         mine = edge.own & unsafe_rows(r, head) if safe else edge.own
         key = edge.first_key + lax.broadcasted_iota(jnp.int32, x.shape, 0)
@@ -114,35 +112,47 @@ def _update(
         x = jnp.where((key >= edge.begin) & (key < end), x, -jnp.inf)
     x = x.reshape(-1, _SUBLANES, x.shape[1])
     top = r.top[head]
-    peak = jnp.max(jnp.max(x, axis=0), axis=0, keepdims=True)
-    peak = jnp.broadcast_to(peak, top.shape)
-    new = jnp.maximum(top, peak)
-    old_shift, new_shift = _finite(top), _finite(new)
-    weights = jnp.exp2(x - (new_shift if safe else old_shift)[None])
-    added = jnp.sum(weights, axis=0)
-    weights = weights.reshape(-1, x.shape[2]).astype(v.dtype)
-    sums = dot(static, v, weights, (0, 0))
     if safe:
-        factor = jnp.exp2(top - new_shift)
-        total = r.total[head] * factor + added
-        acc = r.acc[head] * factor[:1] + sums
+        new = jnp.maximum(top, _highest(x))
+        shift = _finite(new)
     else:
-        factor = jnp.exp2(old_shift - new_shift)
-        total = (r.total[head] + added) * factor
-        acc = (r.acc[head] + sums) * factor[:1]
-        rise = jnp.where(top == -jnp.inf, jnp.abs(peak), peak - top)
+        shift = _finite(top)
+    weights = jnp.exp2(x - shift[None]).reshape(-1, x.shape[2])
+    weights = weights.astype(v.dtype)
+    ones = jnp.ones((32 // v.dtype.itemsize, v.shape[0]), v.dtype)
+    sums = dot(static, jnp.concatenate([v.T, ones], axis=0), weights, (1, 0))
+    sums = sums[: r.acc.shape[1]]
+    if safe:
+        acc = r.acc[head] * jnp.exp2(top - shift)[:1] + sums
+    else:
+        high = _highest(weights)
+        rise = jnp.where(top == -jnp.inf, jnp.maximum(high, 1.0 / high), high)
+        new = jnp.maximum(top, shift + jnp.log2(high))
         if edge is not None:
-            rise = jnp.where(peak == -jnp.inf, 0.0, rise)
+            key_end = edge.first_key + static.shape.keys
+            some = jnp.maximum(edge.begin, edge.first_key) < jnp.minimum(
+                edge.end, key_end
+            )
+            rise = jnp.where(some, rise, 0.0)
         r.jump[head] = jnp.maximum(r.jump[head], rise)
+        acc = (r.acc[head] + sums) * jnp.exp2(shift - _finite(new))[:1]
     if mine is not None:
         # A weight of 0 does not stop a NaN of V: select.
         acc = jnp.where(mine, acc, r.acc[head])
-        total = jnp.where(mine, total, r.total[head])
-    r.top[head], r.total[head], r.acc[head] = new, total, acc
+    r.top[head], r.acc[head] = new, acc
+
+
+def _highest(x: Any) -> Any:
+    """The maximum of each column, [_SUBLANES, rows] with equal rows."""
+    rows = x.shape[-1]
+    x = x.reshape(-1, 32 // x.dtype.itemsize, rows)
+    high = jnp.max(x, axis=0).astype(jnp.float32)
+    high = jnp.max(high, axis=0, keepdims=True)
+    return jnp.broadcast_to(high, (_SUBLANES, rows))
 
 
 def unsafe_rows(r: Refs, head: Any) -> Any:
-    return jnp.logical_not(r.jump[head][:1] <= JUMP)
+    return jnp.logical_not(r.jump[head][:1] <= 2.0**JUMP)
 
 
 def _finite(x: Any) -> Any:
@@ -152,13 +162,13 @@ def _finite(x: Any) -> Any:
 def finish(static: Static, r: Refs, live: Any) -> None:
     """Writes the tile's out and lse; `live` bool[1, rows], others are dead."""
     for head in range(static.shape.num_kv_heads):
-        total = jnp.sum(r.total[head], axis=0, keepdims=True)
-        total = jnp.where(live, total, 0.0)
+        width = static.shape.head_dim
+        total = jnp.where(live, r.acc[head, width : width + 1], 0.0)
         some = total != 0.0
         factor = jnp.where(some, 1.0 / jnp.where(some, total, 1.0), 0.0)
         if static.v_scale:
             factor = factor * r.scales[1, head]
-        out = jnp.where(some, r.acc[head] * factor, 0.0)
+        out = jnp.where(some, r.acc[head, :width] * factor, 0.0)
         r.out[head] = out.T.astype(r.out.dtype)
         lse = LN_2 * (r.top[head][:1] + jnp.log2(jnp.where(some, total, 1.0)))
         r.lse[head] = jnp.where(some, lse, -jnp.inf)

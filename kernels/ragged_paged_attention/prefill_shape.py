@@ -15,7 +15,7 @@ _ROWS_PER_TILE = 512  # of queries that share a KV head
 _MIN_QUERIES, _MAX_QUERIES = 16, 256
 _KEYS_PER_BLOCK = 512
 _HEADS_PER_BODY = 8  # KV heads whose work is interleaved
-_VMEM_BUDGET = 12 * 2**20  # of the 16 MiB that every generation grants
+_VMEM_BUDGET = 14 * 2**20  # of the 16 MiB that every generation grants
 _WIDE_MXU = 6  # generations from here on multiply 256 x 256 matrices
 
 
