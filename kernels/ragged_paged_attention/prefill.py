@@ -93,7 +93,7 @@ def prefill_attention(
         k_scale=k_scale is not None,
         v_scale=v_scale is not None,
     )
-    out, lse = _call(static, tuning, interpret)(
+    out, lse = _call(static, interpret)(
         *_sequences_of_tiles(cu_q_lens, num_seqs, shape),
         kv_lens,
         page_indices,
@@ -160,13 +160,12 @@ def _sinks(sinks: jax.Array | None, shape: PrefillShape) -> jax.Array:
     return x.reshape(shape.num_kv_heads, *layout)
 
 
-def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
+def _call(static: Static, interpret: Any) -> Any:
     shape = static.shape
     heads, rows = shape.num_kv_heads, shape.rows
 
     def of_step(core: Any, step: Any, *_: Any) -> tuple[Any, ...]:
-        tile = jnp.minimum(step * shape.cores + core, shape.tiles - 1)
-        return tile, 0, 0, 0
+        return step * shape.cores + core, 0, 0, 0
 
     block = pl.BlockSpec((None, heads, rows, shape.head_dim), of_step)
     lse_block = pl.BlockSpec((None, heads, 1, rows), of_step)
@@ -193,7 +192,7 @@ def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=tuning.vmem_limit_bytes,
+            vmem_limit_bytes=shape.vmem_limit,
             disable_bounds_checks=True,
         ),
         interpret=interpret,
@@ -227,11 +226,9 @@ def _kernel(static: Static, *refs: Any) -> None:
 
     @pl.when(step == 0)
     def _start() -> None:
-        prefill_walk.start(static, r, jnp.minimum(tile, shape.tiles - 1))
+        prefill_walk.start(static, r, tile)
 
-    @pl.when(tile < shape.tiles)
-    def _compute() -> None:
-        _tile(static, r, tile)
+    _tile(static, r, tile)
 
 
 def _tile(static: Static, r: Refs, tile: Any) -> None:
@@ -287,24 +284,32 @@ def _sequence(
         _start_with_sinks(static, r, tile, seen, safe=safe)
     first, end = seen.blocks(static.shape.keys)
     low, high = seen.interior(static.shape.keys)
+    # In the inner loop the next block is of the same sequence.
+    high = jnp.minimum(high, end - 1)
 
     def interior(block: Any, carry: Any) -> Any:
-        _block(static, r, None, safe=False)
+        half = prefill_walk.wait(static, r)
+        prefill_walk.fetch_following(static, r, seen)
+        _attend(static, r, half, None, safe=False)
         return carry
 
     def step(block: Any) -> Any:
-        if safe:
-            _block(static, r, _edge(static, tile, seen, block), safe=True)
-            return block + 1
         inside = (block >= low) & (block < high)
+        if safe:
+            inside = jnp.bool_(False)
+        else:
 
-        @pl.when(inside)
-        def _interior() -> None:
-            lax.fori_loop(block, jnp.minimum(high, end), interior, jnp.int32(0))
+            @pl.when(inside)
+            def _interior() -> None:
+                lax.fori_loop(block, high, interior, jnp.int32(0))
+                prefill_walk.fetch_next_sequence(static, r)
 
         @pl.when(jnp.logical_not(inside))
         def _at_edge() -> None:
-            _block(static, r, _edge(static, tile, seen, block), safe=False)
+            prefill_walk.fetch(static, r)
+            half = prefill_walk.wait(static, r)
+            edge = _edge(static, tile, seen, block)
+            _attend(static, r, half, edge, safe=safe)
 
         return jnp.where(inside, high, block + 1)
 
@@ -341,10 +346,9 @@ def _edge(static: Static, tile: Any, seen: prefill_walk.Span, block: Any) -> Edg
     )
 
 
-def _block(static: Static, r: Refs, edge: Edge | None, *, safe: bool) -> None:
-    """Computes a block while the next one is on its way."""
-    prefill_walk.fetch(static, r)
-    half = prefill_walk.wait(static, r)
+def _attend(
+    static: Static, r: Refs, half: Any, edge: Edge | None, *, safe: bool
+) -> None:
     if static.shape.columns:
         prefill_columns.attend(static, r, half, edge, safe=safe)
     else:

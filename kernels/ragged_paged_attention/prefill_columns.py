@@ -21,6 +21,7 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
     Static,
     dot,
     logits,
+    masked,
     plane,
     values,
 )
@@ -68,7 +69,7 @@ def attend(
     static: Static, r: Refs, half: Any, edge: Edge | None, *, safe: bool
 ) -> None:
     """Adds a block of keys to the state of all rows, or of an edge's own."""
-    heads = static.shape.body_heads if edge is None else 1
+    heads = static.shape.body_heads(1 if safe else 8 if edge is None else 4)
 
     def body(i: Any, carry: Any) -> Any:
         _heads(static, r, half, [i * heads + h for h in range(heads)], edge,
@@ -107,9 +108,7 @@ def _update(
     mine, sees = None, True
     if edge is not None:
         mine = edge.own & unsafe_rows(r, head) if safe else edge.own
-        key = edge.first_key + lax.broadcasted_iota(jnp.int32, x.shape, 0)
-        end = jnp.where(mine, edge.end, 0)
-        x = jnp.where((key >= edge.begin) & (key < end), x, -jnp.inf)
+        x = masked(static, x, edge, jnp.where(mine, edge.end, 0), 0)
     x = x.reshape(-1, _SUBLANES, x.shape[1])
     top = r.top[head]
     if safe:

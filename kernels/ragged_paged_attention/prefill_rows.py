@@ -19,6 +19,7 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
     Static,
     dot,
     logits,
+    masked,
     plane,
     values,
 )
@@ -45,7 +46,7 @@ def start_with_sinks(r: Refs, own: Any) -> None:
 
 def attend(static: Static, r: Refs, half: Any, edge: Edge | None) -> None:
     """Adds a block of keys to the state of all rows, or of an edge's own."""
-    heads = static.shape.body_heads if edge is None else 1
+    heads = static.shape.body_heads(8 if edge is None else 2)
 
     def body(i: Any, carry: Any) -> Any:
         _heads(static, r, half, [i * heads + h for h in range(heads)], edge)
@@ -81,8 +82,7 @@ def _update(
     static: Static, r: Refs, head: Any, x: Any, v: Any, edge: Edge | None
 ) -> None:
     if edge is not None:
-        key = edge.first_key + lax.broadcasted_iota(jnp.int32, x.shape, 1)
-        x = jnp.where((key >= edge.begin) & (key < edge.end), x, -jnp.inf)
+        x = masked(static, x, edge, edge.end, 1)
     top = r.top[head]
     peak = jnp.max(x, axis=1, keepdims=True)
     new = jnp.maximum(top, jnp.broadcast_to(peak, top.shape))

@@ -14,9 +14,10 @@ LANES = 128
 _ROWS_PER_TILE = 512  # of queries that share a KV head
 _MIN_QUERIES, _MAX_QUERIES = 16, 256
 _KEYS_PER_BLOCK = 512
-_HEADS_PER_BODY = 8  # KV heads whose work is interleaved
-_VMEM_BUDGET = 14 * 2**20  # of the 16 MiB that every generation grants
-_WIDE_MXU = 6  # generations from here on multiply 256 x 256 matrices
+# The best blocks take up to 17 MiB, spilled registers included; the compiler
+# grants 16 by default on some generations. All but v4 have 64 at least.
+_VMEM_LIMIT = 32 * 2**20
+_VMEM_FOR_BUFFERS = 3 / 4  # the rest is for what the compiler spills
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class PrefillShape:
     queries: int  # tokens of a tile, a power of two
     block_pages: int
     columns: bool  # scores as [keys, rows], not [rows, keys]
+    vmem_limit: int  # bytes
     cores: int = 1
 
     @property
@@ -51,13 +53,14 @@ class PrefillShape:
         return self.group * self.queries
 
     @property
-    def tiles(self) -> int:
-        return -(-self.tokens // self.queries)
-
-    @property
     def steps(self) -> int:
         """Grid steps of each core."""
-        return -(-self.tiles // self.cores)
+        return -(-self.tokens // (self.queries * self.cores))
+
+    @property
+    def tiles(self) -> int:
+        """The same number for each core; the last ones may be empty."""
+        return self.steps * self.cores
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -66,26 +69,37 @@ class PrefillShape:
         exact = wide in (self.kv_dtype, self.out_dtype)
         return wide if exact else jnp.dtype(jnp.bfloat16)
 
-    @property
-    def body_heads(self) -> int:
+    def body_heads(self, most: int) -> int:
         """KV heads whose work is interleaved; divides num_kv_heads."""
         return max(
-            n
-            for n in range(1, _HEADS_PER_BODY + 1)
-            if self.num_kv_heads % n == 0
+            n for n in range(1, most + 1) if self.num_kv_heads % n == 0
         )
 
 
-def columns_by_default() -> bool:
-    """Whether the TPU that is lowered for fills its MXU better by columns.
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What the choice of blocks depends on, of a TPU generation."""
 
-    The device is that of the abstract mesh, under which one lowers ahead of
-    time, else the default one; where neither is a TPU, the newest is assumed.
+    columns: bool  # its MXU is 256 wide, and fills better by columns
+    cores: int  # that share a kernel
+    vmem_limit: int  # bytes that the kernel asks for
+
+
+def chip() -> Chip:
+    """The TPU that is lowered for.
+
+    That of the abstract mesh, under which one lowers ahead of time, else the
+    default device; where neither is a TPU, as in the interpreter, the newest.
     """
     try:
-        return pltpu.get_tpu_info().generation >= _WIDE_MXU
+        info = pltpu.get_tpu_info()
     except ValueError:
-        return True
+        return Chip(columns=True, cores=1, vmem_limit=_VMEM_LIMIT)
+    return Chip(
+        columns=info.mxu_column_size >= 2 * LANES,
+        cores=info.num_cores,
+        vmem_limit=min(_VMEM_LIMIT, info.vmem_capacity_bytes),
+    )
 
 
 def fit(
@@ -110,12 +124,14 @@ def fit(
         out_dtype=jnp.dtype(q.dtype),
         queries=_queries(num_q_heads // num_kv_heads, tuning),
         block_pages=1,
-        columns=columns_by_default() if columns is None else columns,
+        columns=chip().columns if columns is None else columns,
+        vmem_limit=tuning.vmem_limit_bytes or chip().vmem_limit,
+        cores=chip().cores,
     )
     if tuning.num_kv_pages_per_block is not None:
         pages = tuning.num_kv_pages_per_block
         return dataclasses.replace(shape, block_pages=pages)
-    budget = tuning.vmem_limit_bytes or _VMEM_BUDGET
+    budget = shape.vmem_limit * _VMEM_FOR_BUFFERS
     while (
         shape.keys * 2 <= _KEYS_PER_BLOCK
         and shape.block_pages < pages_per_seq

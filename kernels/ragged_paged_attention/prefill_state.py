@@ -69,6 +69,15 @@ class Edge:
     own: Any  # bool as these: the row belongs to the sequence
 
 
+def masked(static: Static, x: Any, edge: Edge, end: Any, axis: int) -> Any:
+    """Logits, keys along an axis, with -inf where a row does not see a key."""
+    key = edge.first_key + lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    seen = key < end
+    if static.params.sliding_window is not None:
+        seen &= key >= edge.begin
+    return jnp.where(seen, x, -jnp.inf)
+
+
 def plane(static: Static, r: Refs, half: Any, which: int, head: Any) -> Any:
     """K (0) or V (1) of a head: [keys, D] as the products take it."""
     shape = static.shape

@@ -155,12 +155,18 @@ def fetch(static: Static, r: Refs) -> None:
         r.walk[_BLOCK] = block + 1
 
         @pl.when(block + 1 >= r.walk[_END])
-        def _next() -> None:
-            over = seq + 1 >= r.end_seqs[tile]
-            following = jnp.where(over, tile + static.shape.cores, tile)
-            safe = jnp.minimum(following, static.shape.tiles - 1)
-            first = jnp.where(over, r.first_seqs[safe], seq + 1)
-            _seek(static, r, following, first)
+        def _over() -> None:
+            _next(static, r)
+
+
+def _next(static: Static, r: Refs) -> None:
+    """The fetching walker to the next sequence with blocks."""
+    tile, seq = r.walk[_TILE], r.walk[_SEQ]
+    over = seq + 1 >= r.end_seqs[tile]
+    following = jnp.where(over, tile + static.shape.cores, tile)
+    safe = jnp.minimum(following, static.shape.tiles - 1)
+    first = jnp.where(over, r.first_seqs[safe], seq + 1)
+    _seek(static, r, following, first)
 
 
 def _start_copies(
@@ -184,16 +190,51 @@ def _start_copies(
     r.walk[_PAGES + half] = high - low
 
 
+def fetch_following(static: Static, r: Refs, seen: Span) -> None:
+    """As `fetch`, for a block of the same sequence, as straight-line code.
+
+    The scheduler hides it behind the work of the block before. The block comes
+    whole: past the last page that the tile's queries see comes that page again.
+    """
+    shape = static.shape
+    seq, block = r.walk[_SEQ], r.walk[_BLOCK]
+    half = r.walk[_FETCHED] & 1
+    last_slot = _ceil_div(seen.end, shape.page_size) - 1
+    row = seq * shape.pages_per_seq
+    for i in range(shape.block_pages):
+        slot = jnp.minimum(block * shape.block_pages + i, last_slot)
+        _copy(static, r, half, i, r.page_indices[row + slot]).start()
+    r.walk[_PAGES + half] = jnp.int32(shape.block_pages)
+    r.walk[_FETCHED] = r.walk[_FETCHED] + 1
+    r.walk[_BLOCK] = block + 1
+
+
+def fetch_next_sequence(static: Static, r: Refs) -> None:
+    """The fetching walker on, where `fetch_following` left it at an end."""
+
+    @pl.when(r.walk[_BLOCK] >= r.walk[_END])
+    def _over() -> None:
+        _next(static, r)
+
+
 def wait(static: Static, r: Refs) -> Any:
     """Waits for the computing walker's block; returns its half."""
     half = r.walk[_COMPUTED] & 1
+    pages = r.walk[_PAGES + half]
+    whole = pages == static.shape.block_pages
+
+    @pl.when(whole)
+    def _at_once() -> None:
+        # A copy that is never started: its size is what matters.
+        block = r.kv.at[half]
+        pltpu.make_async_copy(block, block, r.arrived.at[half]).wait()
 
     def body(i: Any, carry: Any) -> Any:
         _copy(static, r, half, 0, 0).wait()
         return carry
 
     lax.fori_loop(
-        jnp.int32(0), r.walk[_PAGES + half], body, jnp.int32(0)
+        jnp.int32(0), jnp.where(whole, 0, pages), body, jnp.int32(0)
     )
     return half
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.ragged_paged_attention import prefill_shape
 from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
 from pagemill.params import AttentionParams, Tuning
 
@@ -232,3 +233,164 @@ def test_mixed_rows(
     options: dict[str, Any], dtype: str, columns: bool
 ) -> None:
     check(case(ROWS, dtype=dtype), columns=columns, **options)
+
+
+def test_sinks(columns: bool) -> None:
+    """One far above the logits, one far below, one -inf."""
+    sinks = np.array([3.0, 300.0, -300.0, -np.inf])
+    check(case(ROWS), columns=columns, sinks=sinks)
+    check(case(ROWS), columns=columns, sinks=sinks, min_q_len=3)
+
+
+def test_more_queries_than_keys(columns: bool) -> None:
+    rows = ((40, 2), (5, 0), (20, 35), (33, 32))
+    check(case(rows), columns=columns)
+    check(case(rows), columns=columns, sinks=np.zeros(4))
+    check(case(rows), columns=columns, sliding_window=3, causal=False)
+
+
+@pytest.mark.parametrize(
+    "kv_dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16", "float32"]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cache_dtypes(kv_dtype: str, dtype: str, columns: bool) -> None:
+    check(
+        case(((40, 131), (9, 64)), dtype=dtype, kv_dtype=kv_dtype),
+        columns=columns,
+        k_scale=np.array([0.5, 0.03]),
+        v_scale=np.array([0.02, 0.01]),
+    )
+
+
+@pytest.mark.parametrize(
+    "heads", [(7, 1), (4, 4), (25, 5), (12, 12), (9, 3), (1, 1), (18, 9)],
+    ids=str,
+)
+def test_head_counts(heads: tuple[int, int], columns: bool) -> None:
+    check(case(((40, 100), (3, 33)), heads=heads), columns=columns)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 192, 256])
+def test_head_dims(head_dim: int, dtype: str, columns: bool) -> None:
+    c = case(((40, 100), (3, 33)), head_dim=head_dim, dtype=dtype)
+    check(c, columns=columns)
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 64, 128])
+def test_page_sizes(page_size: int, columns: bool) -> None:
+    c = case(((40, 300), (9, 33)), page_size=page_size)
+    check(c, columns=columns, pages=max(1, 64 // page_size))
+
+
+@pytest.mark.parametrize("pages", [1, 3, 8, None])
+@pytest.mark.parametrize("queries", [32, 64, 128])
+def test_blocks(pages: int | None, queries: int, columns: bool) -> None:
+    check(case(ROWS), columns=columns, pages=pages, queries=queries)
+    check(
+        case(ROWS),
+        columns=columns,
+        pages=pages,
+        queries=queries,
+        sliding_window=40,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("at", [0, 31, 32, 100, 150, 199])
+@pytest.mark.parametrize("scale", [1e4, -1e4, 300.0])
+def test_jumps(scale: float, at: int, dtype: str, columns: bool) -> None:
+    """One key whose logits tower over, or lie below, those of all before."""
+    c = case(((64, 200), (7, 150)), dtype=dtype)
+    q, pages = c.q.copy(), c.kv_pages.copy()
+    q[:, :, 0] = 1.0
+    page = c.page_indices[0, at // 16]
+    pages[page, 0, :, at % 16, 0] = scale
+    c = dataclasses.replace(c, q=q, kv_pages=pages)
+    check(c, columns=columns, sm_scale=1.0)
+
+
+@pytest.mark.parametrize("level", [1e3, -1e3, 60.0, -60.0])
+def test_all_logits_far_from_zero(level: float, columns: bool) -> None:
+    c = case(((64, 200), (7, 150)))
+    q, pages = c.q.copy(), c.kv_pages.copy()
+    q[:, :, 0] = 1.0
+    pages[:, 0, :, :, 0] = level
+    check(dataclasses.replace(c, q=q, kv_pages=pages), columns=columns)
+    sinks = np.array([3.0, 300.0, -300.0, -np.inf])
+    c = dataclasses.replace(c, q=q, kv_pages=pages)
+    check(c, columns=columns, sinks=sinks, min_q_len=8)
+
+
+def test_growing_logits(columns: bool) -> None:
+    """Each key's logit is 40 above the one before, from -4,000 on."""
+    c = case(((64, 200),))
+    q, pages = c.q.copy(), c.kv_pages.copy()
+    q[:, :, 1:] = 0.0
+    q[:, :, 0] = 1.0
+    for key in range(200):
+        page = c.page_indices[0, key // 16]
+        pages[page, 0, :, key % 16, 0] = 40.0 * key - 4000.0
+    c = dataclasses.replace(c, q=q, kv_pages=pages)
+    check(c, columns=columns, sm_scale=1.0)
+
+
+def alone(c: Case, seq: int) -> Case:
+    """The same sequence in a batch of its own."""
+    at = c.tokens(seq)
+    return dataclasses.replace(
+        c,
+        q=c.q[at],
+        kv_lens=c.kv_lens[seq : seq + 1],
+        page_indices=c.page_indices[seq : seq + 1],
+        cu_q_lens=np.array([0, at.stop - at.start], np.int32),
+        num_seqs=np.ones(1, np.int32),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seq", [0, 1, 3, 7])
+def test_neighbours_do_not_matter(
+    seq: int, dtype: str, columns: bool
+) -> None:
+    """Not by one bit: alone, and between others whose live keys are bad.
+
+    Others' logits jump, so that their rows are computed again.
+    """
+    c = case(ROWS, dtype=dtype)
+    expected = run(alone(c, seq), columns=columns)
+    pages, q = c.kv_pages.copy(), c.q.copy()
+    for other, (_, kv_len) in enumerate(ROWS):
+        if other != seq and kv_len:
+            bad = np.nan if other % 2 else 1e4
+            pages[c.pages(other)] = bad
+            q[c.tokens(other), :, 0] = 100.0
+    out, lse = run(
+        dataclasses.replace(c, kv_pages=pages, q=q), columns=columns
+    )
+    np.testing.assert_array_equal(out[c.tokens(seq)], expected[0])
+    np.testing.assert_array_equal(lse[c.tokens(seq)], expected[1])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_cores(
+    cores: int, columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip = dataclasses.replace(prefill_shape.chip(), cores=cores)
+    monkeypatch.setattr(prefill_shape, "chip", lambda: chip)
+    _compiled.cache_clear()
+    check(case(ROWS), columns=columns)
+    _compiled.cache_clear()
+
+
+def test_wide_mode(columns: bool) -> None:
+    with jax.enable_x64(True):
+        check(case(ROWS), columns=columns, sliding_window=33)
+
+
+def test_no_sequence(columns: bool) -> None:
+    c = case(((20, 20),))
+    c = dataclasses.replace(c, num_seqs=np.zeros(1, np.int32))
+    out, lse = run(c, columns=columns)
+    assert not out.any()
+    assert (lse == -np.inf).all()
