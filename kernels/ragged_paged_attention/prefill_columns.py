@@ -30,6 +30,9 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
 # the float32 limit; weights of a first block are not below 2^-JUMP, all normal.
 JUMP = 64.0
 _SUBLANES = 8
+import os
+_KEYS = int(os.environ.get("PF_SUB", 256))
+_AHEAD = int(os.environ.get("PF_AHEAD", 2))
 
 
 def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
@@ -86,71 +89,92 @@ def attend(
 def _heads(
     static: Static, r: Refs, half: Any, heads: Any, edge: Any, safe: bool
 ) -> None:
-    """The next head's product with K is issued before this one's weights."""
+    """Issues products with K a few parts before their weights are computed."""
+    keys = static.shape.keys
+    size = _KEYS if keys % _KEYS == 0 else keys
+    starts = range(0, keys, size)
+    parts = [(head, start) for head in heads for start in starts]
 
-    def scores(head: Any) -> Any:
-        k = plane(static, r, half, 0, head)
+    def scores(head: Any, start: int) -> Any:
+        k = plane(static, r, half, 0, head)[start : start + size]
         return dot(static, k, r.q[head].astype(k.dtype), (1, 1))
 
-    following = scores(heads[0])
-    for i, head in enumerate(heads):
-        products = following
-        if i + 1 < len(heads):
-            following = scores(heads[i + 1])
-        x = logits(static, r, head, products)
-        v = values(static, r, half, head, edge)
-        _update(static, r, head, x, v, edge, safe)
+    ahead = [scores(*part) for part in parts[:_AHEAD]]
+    sums, high = None, None
+    for i, (head, start) in enumerate(parts):
+        if i + _AHEAD < len(parts):
+            ahead.append(scores(*parts[i + _AHEAD]))
+        x = logits(static, r, head, ahead.pop(0))
+        v = values(static, r, half, head, edge)[start : start + size]
+        if safe:
+            _update_safely(static, r, head, x, v, edge, start)
+            continue
+        if edge is not None:
+            x = masked(static, x, edge, edge.end, 0, start)
+        weights, part_sums = _weigh(static, x, _finite(r.top[head]), v)
+        sums = part_sums if start == 0 else sums + part_sums
+        part_high = _rows_max(weights)
+        high = part_high if start == 0 else jnp.maximum(high, part_high)
+        if start == starts[-1]:
+            _update(static, r, head, sums, _spread(high), edge)
+
+
+def _weigh(static: Static, x: Any, shift: Any, v: Any) -> tuple[Any, Any]:
+    """Weights 2^(x - shift), and f32[D + 8, rows]: their sums with V, totals."""
+    weights = jnp.exp2(x.reshape(-1, _SUBLANES, x.shape[1]) - shift[None])
+    weights = weights.reshape(x.shape).astype(v.dtype)
+    ones = jnp.ones((32 // v.dtype.itemsize, v.shape[0]), v.dtype)
+    v = jnp.concatenate([v.T, ones], axis=0)
+    sums = dot(static, v, weights, (1, 0))
+    return weights, sums[: static.shape.head_dim + _SUBLANES]
 
 
 def _update(
-    static: Static, r: Refs, head: Any, x: Any, v: Any, edge: Any, safe: bool
+    static: Static, r: Refs, head: Any, sums: Any, high: Any, edge: Any
 ) -> None:
-    mine, sees = None, True
-    if edge is not None:
-        mine = edge.own & unsafe_rows(r, head) if safe else edge.own
-        x = masked(static, x, edge, jnp.where(mine, edge.end, 0), 0)
-    x = x.reshape(-1, _SUBLANES, x.shape[1])
+    """Adds a block's sums; `high` is its highest weight, relative to `top`."""
     top = r.top[head]
-    if safe:
-        new = jnp.maximum(top, _highest(x))
-        shift = _finite(new)
-    else:
-        shift = _finite(top)
-    weights = jnp.exp2(x - shift[None]).reshape(-1, x.shape[2])
-    weights = weights.astype(v.dtype)
-    ones = jnp.ones((32 // v.dtype.itemsize, v.shape[0]), v.dtype)
-    sums = dot(static, jnp.concatenate([v.T, ones], axis=0), weights, (1, 0))
-    sums = sums[: r.acc.shape[1]]
-    if safe:
-        acc = r.acc[head] * jnp.exp2(top - shift)[:1] + sums
-    else:
-        high = _highest(weights)
-        rise = jnp.where(top == -jnp.inf, jnp.maximum(high, 1.0 / high), high)
-        new = jnp.maximum(top, shift + jnp.log2(high))
-        if edge is not None:
-            key_end = edge.first_key + static.shape.keys
-            some = jnp.maximum(edge.begin, edge.first_key) < jnp.minimum(
-                edge.end, key_end
-            )
-            rise = jnp.where(some, rise, 0.0)
-        r.jump[head] = jnp.maximum(r.jump[head], rise)
-        acc = (r.acc[head] + sums) * jnp.exp2(shift - _finite(new))[:1]
-    if mine is not None:
+    rise = jnp.where(top == -jnp.inf, jnp.maximum(high, 1.0 / high), high)
+    if edge is not None:
+        key_end = edge.first_key + static.shape.keys
+        begin = jnp.maximum(edge.begin, edge.first_key)
+        rise = jnp.where(begin < jnp.minimum(edge.end, key_end), rise, 0.0)
+    r.jump[head] = jnp.maximum(r.jump[head], rise)
+    shift = _finite(top)
+    new = jnp.maximum(top, shift + jnp.log2(high))
+    acc = (r.acc[head] + sums) * jnp.exp2(shift - _finite(new))[:1]
+    if edge is not None:
         # A weight of 0 does not stop a NaN of V: select.
-        acc = jnp.where(mine, acc, r.acc[head])
+        acc = jnp.where(edge.own, acc, r.acc[head])
     r.top[head], r.acc[head] = new, acc
 
 
-def _highest(x: Any) -> Any:
-    """The maximum of each column, [_SUBLANES, rows] with equal rows."""
-    rows = x.shape[-1]
-    x = x.reshape(-1, 32 // x.dtype.itemsize, rows)
-    high = jnp.max(x, axis=0).astype(jnp.float32)
-    high = jnp.max(high, axis=0, keepdims=True)
-    return jnp.broadcast_to(high, (_SUBLANES, rows))
+def _update_safely(
+    static: Static, r: Refs, head: Any, x: Any, v: Any, edge: Any, start: int
+) -> None:
+    """The same for unsafe rows, from the maximum of these keys on."""
+    mine = edge.own & _unsafe_rows(r, head)
+    x = masked(static, x, edge, jnp.where(mine, edge.end, 0), 0, start)
+    top = r.top[head]
+    new = jnp.maximum(top, _spread(_rows_max(x)))
+    shift = _finite(new)
+    _, sums = _weigh(static, x, shift, v)
+    acc = r.acc[head] * jnp.exp2(top - shift)[:1] + sums
+    r.top[head], r.acc[head] = new, jnp.where(mine, acc, r.acc[head])
 
 
-def unsafe_rows(r: Refs, head: Any) -> Any:
+def _rows_max(x: Any) -> Any:
+    """[rows of a register, columns] that hold the maximum of each column."""
+    return jnp.max(x.reshape(-1, 32 // x.dtype.itemsize, x.shape[-1]), axis=0)
+
+
+def _spread(x: Any) -> Any:
+    """The maximum of each column, f32[_SUBLANES, columns] with equal rows."""
+    high = jnp.max(x.astype(jnp.float32), axis=0, keepdims=True)
+    return jnp.broadcast_to(high, (_SUBLANES, x.shape[-1]))
+
+
+def _unsafe_rows(r: Refs, head: Any) -> Any:
     return jnp.logical_not(r.jump[head][:1] <= 2.0**JUMP)
 
 

@@ -25,6 +25,10 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
 )
 
 
+import os
+_ROWS = int(os.environ.get("PF_ROWS", 256))  # of a head, computed together
+
+
 def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
     return heads, rows, LANES
 
@@ -62,40 +66,46 @@ def attend(static: Static, r: Refs, half: Any, edge: Edge | None) -> None:
 def _heads(
     static: Static, r: Refs, half: Any, heads: Any, edge: Edge | None
 ) -> None:
-    """The next head's product with K is issued before this one's softmax."""
+    """The next part's product with K is issued before this one's softmax."""
+    rows = static.shape.rows
+    size = _ROWS if rows % _ROWS == 0 else rows
+    parts = [
+        (head, slice(i, i + size)) for head in heads for i in range(0, rows, size)
+    ]
 
-    def scores(head: Any) -> Any:
+    def scores(head: Any, part: slice) -> Any:
         k = plane(static, r, half, 0, head)
-        return dot(static, r.q[head].astype(k.dtype), k, (1, 1))
+        return dot(static, r.q[head, part].astype(k.dtype), k, (1, 1))
 
-    following = scores(heads[0])
-    for i, head in enumerate(heads):
+    following = scores(*parts[0])
+    for i, (head, part) in enumerate(parts):
         products = following
-        if i + 1 < len(heads):
-            following = scores(heads[i + 1])
+        if i + 1 < len(parts):
+            following = scores(*parts[i + 1])
         x = logits(static, r, head, products)
         v = values(static, r, half, head, edge)
-        _update(static, r, head, x, v, edge)
+        _update(static, r, (head, part), x, v, edge)
 
 
 def _update(
-    static: Static, r: Refs, head: Any, x: Any, v: Any, edge: Edge | None
+    static: Static, r: Refs, at: Any, x: Any, v: Any, edge: Edge | None
 ) -> None:
     if edge is not None:
+        edge = edge.rows(at[1])
         x = masked(static, x, edge, edge.end, 1)
-    top = r.top[head]
+    top = r.top[at]
     peak = jnp.max(x, axis=1, keepdims=True)
     new = jnp.maximum(top, jnp.broadcast_to(peak, top.shape))
     shift = jnp.where(new == -jnp.inf, 0.0, new)
     factor = jnp.exp2(top - shift)
     weights = jnp.exp2(x - widen(shift, x.shape[1]))
-    total = r.total[head] * factor + _spread_sum(weights)
+    total = r.total[at] * factor + _spread_sum(weights)
     sums = dot(static, weights.astype(v.dtype), v, (1, 0))
-    acc = r.acc[head] * widen(factor, sums.shape[1]) + sums
+    acc = r.acc[at] * widen(factor, sums.shape[1]) + sums
     if edge is not None:
         # A weight of 0 does not stop a NaN of V: select.
-        acc = jnp.where(edge.own, acc, r.acc[head])
-    r.top[head], r.total[head], r.acc[head] = new, total, acc
+        acc = jnp.where(edge.own, acc, r.acc[at])
+    r.top[at], r.total[at], r.acc[at] = new, total, acc
 
 
 def widen(column: Any, width: int) -> Any:

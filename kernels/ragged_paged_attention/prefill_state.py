@@ -68,10 +68,19 @@ class Edge:
     end: Any  # where it belongs to another sequence
     own: Any  # bool as these: the row belongs to the sequence
 
+    def rows(self, part: slice) -> Edge:
+        """Of some rows of the tile, by rows."""
+        return dataclasses.replace(
+            self, begin=self.begin[part], end=self.end[part], own=self.own[part]
+        )
 
-def masked(static: Static, x: Any, edge: Edge, end: Any, axis: int) -> Any:
+
+def masked(
+    static: Static, x: Any, edge: Edge, end: Any, axis: int, start: int = 0
+) -> Any:
     """Logits, keys along an axis, with -inf where a row does not see a key."""
-    key = edge.first_key + lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    key = edge.first_key + start
+    key = key + lax.broadcasted_iota(jnp.int32, x.shape, axis)
     seen = key < end
     if static.params.sliding_window is not None:
         seen &= key >= edge.begin
