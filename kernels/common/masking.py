@@ -75,6 +75,29 @@ def visible_range(
     return jnp.minimum(begin, jnp.maximum(end, 0)), jnp.maximum(end, 0)
 
 
+def bounds(query: Any, kv_len: Any, params: AttentionParams) -> tuple[Any, Any]:
+    """Keys [begin, end) that a query sees; none where end <= begin.
+
+    Two numbers per query instead of a test per pair. Both grow with the
+    query, so that those of the first and last of several queries bound what
+    any of them, and what all of them see.
+
+    Args:
+      query: i32, positions of queries; negative ones have no key of their own.
+      kv_len: i32, keys that there are.
+      params: causal and sliding_window.
+    """
+    begin = jnp.zeros_like(query)
+    if params.sliding_window is not None:
+        # The query first raised to 0: no overflow for any window.
+        begin = jnp.maximum(query, 0) - (params.sliding_window - 1)
+        begin = jnp.maximum(begin, 0)
+    end = jnp.zeros_like(query) + jnp.maximum(kv_len, 0)
+    if params.causal:
+        end = jnp.minimum(jnp.maximum(query + 1, 0), end)
+    return begin, end
+
+
 def capped(logits: Any, params: AttentionParams) -> Any:
     """Scaled logits with the soft cap applied, before any mask."""
     logits = logits * params.sm_scale

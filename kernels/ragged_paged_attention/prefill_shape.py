@@ -1,0 +1,167 @@
+"""How the prefill kernel cuts its work, by shape and TPU generation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+from pagemill.params import Tuning
+
+LANES = 128
+_ROWS_PER_TILE = 512  # of queries that share a KV head
+_MIN_QUERIES, _MAX_QUERIES = 16, 256
+_KEYS_PER_BLOCK = 512
+# The best blocks take up to 17 MiB, spilled registers included; the compiler
+# grants 16 by default on some generations. All but v4 have 64 at least.
+_VMEM_LIMIT = 32 * 2**20
+_VMEM_FOR_BUFFERS = 3 / 4  # the rest is for what the compiler spills
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillShape:
+    """What the kernel's buffers and loops depend on."""
+
+    tokens: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    pages_per_seq: int
+    kv_dtype: np.dtype[np.generic]
+    out_dtype: np.dtype[np.generic]
+    queries: int  # tokens of a tile, a power of two
+    block_pages: int
+    columns: bool  # scores as [keys, rows], not [rows, keys]
+    vmem_limit: int  # bytes
+    cores: int = 1
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block."""
+        return self.block_pages * self.page_size
+
+    @property
+    def group(self) -> int:
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def rows(self) -> int:
+        """Rows of queries of a tile that share a KV head, group-major."""
+        return self.group * self.queries
+
+    @property
+    def steps(self) -> int:
+        """Grid steps of each core."""
+        return -(-self.tokens // (self.queries * self.cores))
+
+    @property
+    def tiles(self) -> int:
+        """The same number for each core; the last ones may be empty."""
+        return self.steps * self.cores
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """What the products take: float32 if an operand is, else bfloat16."""
+        wide = jnp.dtype(jnp.float32)
+        exact = wide in (self.kv_dtype, self.out_dtype)
+        return wide if exact else jnp.dtype(jnp.bfloat16)
+
+    def body_heads(self, most: int) -> int:
+        """KV heads whose work is interleaved; divides num_kv_heads."""
+        return max(
+            n for n in range(1, most + 1) if self.num_kv_heads % n == 0
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What the choice of blocks depends on, of a TPU generation."""
+
+    columns: bool  # its MXU is 256 wide, and fills better by columns
+    cores: int  # that share a kernel
+    vmem_limit: int  # bytes that the kernel asks for
+
+
+def chip() -> Chip:
+    """The TPU that is lowered for.
+
+    That of the abstract mesh, under which one lowers ahead of time, else the
+    default device; where neither is a TPU, as in the interpreter, the newest.
+    """
+    try:
+        info = pltpu.get_tpu_info()
+    except ValueError:
+        return Chip(columns=True, cores=1, vmem_limit=_VMEM_LIMIT)
+    return Chip(
+        columns=info.mxu_column_size >= 2 * LANES,
+        cores=info.num_cores,
+        vmem_limit=min(_VMEM_LIMIT, info.vmem_capacity_bytes),
+    )
+
+
+def fit(
+    q: Any,
+    kv_pages: Any,
+    pages_per_seq: int,
+    tuning: Tuning,
+    *,
+    columns: bool | None,
+) -> PrefillShape:
+    """The shape of a call; values that the tuning sets are kept."""
+    tokens, num_q_heads, head_dim = q.shape
+    _, _, num_kv_heads, page_size, _ = kv_pages.shape
+    shape = PrefillShape(
+        tokens=tokens,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        pages_per_seq=pages_per_seq,
+        kv_dtype=jnp.dtype(kv_pages.dtype),
+        out_dtype=jnp.dtype(q.dtype),
+        queries=_queries(num_q_heads // num_kv_heads, tuning),
+        block_pages=1,
+        columns=chip().columns if columns is None else columns,
+        vmem_limit=tuning.vmem_limit_bytes or chip().vmem_limit,
+        cores=chip().cores,
+    )
+    if tuning.num_kv_pages_per_block is not None:
+        pages = tuning.num_kv_pages_per_block
+        return dataclasses.replace(shape, block_pages=pages)
+    budget = shape.vmem_limit * _VMEM_FOR_BUFFERS
+    while (
+        shape.keys * 2 <= _KEYS_PER_BLOCK
+        and shape.block_pages < pages_per_seq
+    ):
+        larger = dataclasses.replace(shape, block_pages=2 * shape.block_pages)
+        if vmem_bytes(larger) > budget:
+            break
+        shape = larger
+    return shape
+
+
+def _queries(group: int, tuning: Tuning) -> int:
+    """A power of two, such that a tile's rows fill whole lanes."""
+    wanted = tuning.num_queries_per_block or max(
+        LANES, min(_ROWS_PER_TILE // group, _MAX_QUERIES)
+    )
+    queries = max(_MIN_QUERIES, 1 << (wanted - 1).bit_length())
+    while queries * group % LANES:
+        queries *= 2
+    return queries
+
+
+def vmem_bytes(shape: PrefillShape) -> int:
+    """Bytes of VMEM that the kernel takes, tiles padded; an estimate."""
+    lanes = -(-shape.head_dim // LANES) * LANES
+    item = shape.kv_dtype.itemsize
+    page = -(-shape.page_size * item // 32) * 32
+    kv = 2 * 2 * shape.num_kv_heads * shape.block_pages * page * lanes
+    rows = shape.num_kv_heads * shape.rows
+    q_and_out = 2 * 2 * rows * lanes * shape.out_dtype.itemsize
+    state = rows * 4 * (lanes + (3 * 8 if shape.columns else 2 * LANES))
+    logits = 2 * shape.rows * shape.keys * 4
+    return kv + q_and_out + state + logits

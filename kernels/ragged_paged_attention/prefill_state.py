@@ -1,0 +1,131 @@
+"""What the parts of the prefill kernel hand to each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from pagemill.kernels.ragged_paged_attention.prefill_shape import PrefillShape
+from pagemill.params import AttentionParams
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """What is known when the kernel is traced."""
+
+    shape: PrefillShape
+    params: AttentionParams
+    min_q_len: int
+    sinks: bool
+    k_scale: bool
+    v_scale: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Refs:
+    """The kernel's operands and buffers. `state` in both orientations:
+
+    by columns X[Hkv, 8, rows], rows of one query equal in `top`; by rows
+    X[Hkv, rows, LANES], lanes equal. A query's total is the sum over the 8, or
+    over the lanes.
+    """
+
+    first_seqs: Any  # i32[tiles] SMEM, as all until q
+    end_seqs: Any
+    kv_lens: Any
+    page_indices: Any
+    cu_q_lens: Any
+    num_seqs: Any
+    q: Any  # [Hkv, rows, D] VMEM
+    scales: Any  # f32[2, Hkv] SMEM: of K and of V
+    sinks: Any  # f32, times log2 e: as `top`, with one row or lane
+    kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
+    out: Any  # as q
+    lse: Any  # f32[Hkv, 1, rows]
+    kv: Any  # [2, block_pages, 2, Hkv, page_size, D]
+    arrived: Any  # DMA semaphore per half of kv
+    top: Any  # f32, the highest logit so far, times log2 e; -inf before any
+    total: Any  # f32, sum of weights 2^(logit - top)
+    acc: Any  # f32[Hkv, D, rows] by columns, [Hkv, rows, D] by rows
+    jump: Any  # f32 as top, by columns: how far a logit rose beyond `top`
+    walk: Any  # i32[...] SMEM, see prefill_walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """What a block that some row does not see whole is masked by."""
+
+    first_key: Any  # i32 scalar, position of the block's first key
+    key_begin: Any  # i32 scalars: keys that any row of the tile sees
+    key_end: Any
+    begin: Any  # i32[1, rows] or [rows, 1]: keys that a row sees, none
+    end: Any  # where it belongs to another sequence
+    own: Any  # bool as these: the row belongs to the sequence
+
+    def rows(self, part: slice) -> Edge:
+        """Of some rows of the tile, by rows."""
+        return dataclasses.replace(
+            self, begin=self.begin[part], end=self.end[part], own=self.own[part]
+        )
+
+
+def masked(
+    static: Static, x: Any, edge: Edge, end: Any, axis: int, start: int = 0
+) -> Any:
+    """Logits, keys along an axis, with -inf where a row does not see a key."""
+    key = edge.first_key + start
+    key = key + lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    seen = key < end
+    if static.params.sliding_window is not None:
+        seen &= key >= edge.begin
+    return jnp.where(seen, x, -jnp.inf)
+
+
+def plane(static: Static, r: Refs, half: Any, which: int, head: Any) -> Any:
+    """K (0) or V (1) of a head: [keys, D] as the products take it."""
+    shape = static.shape
+    x = r.kv[half, :, which, head]
+    return x.reshape(shape.keys, shape.head_dim).astype(shape.dtype)
+
+
+def values(static: Static, r: Refs, half: Any, head: Any, edge: Any) -> Any:
+    """V of a head; at an edge, 0 where nothing was fetched or nobody looks."""
+    v = plane(static, r, half, 1, head)
+    if edge is None:
+        return v
+    key = edge.first_key + lax.broadcasted_iota(jnp.int32, v.shape, 0)
+    live = (key >= edge.key_begin) & (key < edge.key_end)
+    return jnp.where(live, v.astype(jnp.float32), 0.0).astype(v.dtype)
+
+
+def logits(static: Static, r: Refs, head: Any, products: Any) -> Any:
+    """Scaled and capped, times log2 e, from the products of q and K.
+
+    In float32: q scaled in bfloat16 would be rounded a second time.
+    """
+    params = static.params
+    cap = params.soft_cap
+    scale = params.sm_scale * LOG2_E if cap is None else params.sm_scale / cap
+    if static.k_scale:
+        scale = jnp.float32(scale) * r.scales[0, head]
+    if cap is None:
+        return products * scale
+    return jnp.tanh(products * scale) * (cap * LOG2_E)
+
+
+def dot(static: Static, a: Any, b: Any, contracting: tuple[int, int]) -> Any:
+    """Sums in float32; exact products of float32 operands."""
+    exact = static.shape.dtype == jnp.float32
+    return lax.dot_general(
+        a,
+        b,
+        (((contracting[0],), (contracting[1],)), ((), ())),
+        preferred_element_type=jnp.float32,
+        precision=lax.Precision.HIGHEST if exact else None,
+    )
