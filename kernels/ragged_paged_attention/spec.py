@@ -192,7 +192,11 @@ _BLOCKS = (
                 ),
             ),
         )
-        for name in ("num_queries_per_block", "vmem_limit_bytes")
+        for name in (
+            "num_queries_per_block",
+            "num_decode_queries",
+            "vmem_limit_bytes",
+        )
     ),
 )
 

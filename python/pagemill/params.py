@@ -40,11 +40,14 @@ class Tuning:
     Attributes:
       num_kv_pages_per_block: KV pages fetched and computed at a time.
       num_queries_per_block: query tokens computed at a time.
+      num_decode_queries: sequences of so many query tokens or fewer take the
+        kernel for decoding; more than one where speculative tokens are common.
       vmem_limit_bytes: VMEM the compiler may use.
     """
 
     num_kv_pages_per_block: int | None = None
     num_queries_per_block: int | None = None
+    num_decode_queries: int | None = None
     vmem_limit_bytes: int | None = None
 
 

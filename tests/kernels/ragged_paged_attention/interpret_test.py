@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
-from pagemill.kernels.ragged_paged_attention.kernel import (
+from pagemill.kernels.ragged_paged_attention.operands import Operands
+from pagemill.kernels.ragged_paged_attention.tpu import (
     ragged_paged_attention_tpu,
 )
+from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams, Tuning
 from pagemill.testing.batches import random_batch
 
@@ -37,14 +39,15 @@ def _compiled(params: AttentionParams, tuning: Tuning) -> Any:
 
 class TestInterpret(suite.Suite):
     tuning = Tuning()
+    layout = KVLayout.PLANES
 
-    def attend(self, *operands: Any, params: AttentionParams) -> Any:
-        out = _compiled(params, self.tuning)(*operands)
-        out.block_until_ready()
+    def attend(self, operands: Operands, params: AttentionParams) -> Any:
+        outs = _compiled(params, self.tuning)(operands)
+        jax.block_until_ready(outs)
         # A private name, the only one there is: renamed, this must fail.
         races: Any = interpret_pallas_call.races
         assert not races.races_found
-        return out
+        return outs
 
     def test_more_queries_than_keys(self) -> None:
         suite.check_more_queries_than_keys(self)
