@@ -151,13 +151,12 @@ def _scales(
 
 
 def _sinks(sinks: jax.Array | None, shape: PrefillShape) -> jax.Array:
-    """f32[Hkv, 1, rows] by columns, [Hkv, rows, 1] by rows."""
+    """f32[Hkv, 1, rows], times log2 e; of one row if there are none."""
     if sinks is None:
-        sinks = jnp.zeros(shape.num_q_heads)
+        return jnp.zeros((shape.num_kv_heads, 1, 1), jnp.float32)
     x = jnp.repeat(sinks.astype(jnp.float32), shape.queries)
     x = x * np.float32(LOG2_E)
-    layout = (1, shape.rows) if shape.columns else (shape.rows, 1)
-    return x.reshape(shape.num_kv_heads, *layout)
+    return x.reshape(shape.num_kv_heads, 1, shape.rows)
 
 
 def _call(static: Static, interpret: Any) -> Any:
@@ -169,7 +168,7 @@ def _call(static: Static, interpret: Any) -> Any:
 
     block = pl.BlockSpec((None, heads, rows, shape.head_dim), of_step)
     lse_block = pl.BlockSpec((None, heads, 1, rows), of_step)
-    sinks = (heads, 1, rows) if shape.columns else (heads, rows, 1)
+    sinks = (heads, 1, rows if static.sinks else 1)
     return pl.pallas_call(
         functools.partial(_kernel, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -330,12 +329,12 @@ def _own(token: Any, seen: prefill_walk.Span) -> Any:
     return (token >= seen.token_begin) & (token < seen.token_end)
 
 
-def _edge(static: Static, tile: Any, seen: prefill_walk.Span, block: Any) -> Edge:
+def _edge(
+    static: Static, tile: Any, seen: prefill_walk.Span, block: Any
+) -> Edge:
     token = _tokens(static.shape, tile)
     own = _own(token, seen)
-    begin, end = masking.bounds(
-        token + seen.offset, seen.kv_len, static.params
-    )
+    begin, end = masking.bounds(token + seen.offset, seen.kv_len, static.params)
     return Edge(
         first_key=block * static.shape.keys,
         key_begin=seen.begin,

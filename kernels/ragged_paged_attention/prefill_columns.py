@@ -30,9 +30,9 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
 # the float32 limit; weights of a first block are not below 2^-JUMP, all normal.
 JUMP = 64.0
 _SUBLANES = 8
-import os
-_KEYS = int(os.environ.get("PF_SUB", 256))
-_AHEAD = int(os.environ.get("PF_AHEAD", 2))
+_KEYS = 256  # of a head, computed together: what the MXU contracts at once
+_AHEAD = 2  # parts by which products run ahead of weights
+_HEADS, _HEADS_AT_EDGE = 8, 4  # KV heads whose work is interleaved
 
 
 def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
@@ -72,11 +72,13 @@ def attend(
     static: Static, r: Refs, half: Any, edge: Edge | None, *, safe: bool
 ) -> None:
     """Adds a block of keys to the state of all rows, or of an edge's own."""
-    heads = static.shape.body_heads(1 if safe else 8 if edge is None else 4)
+    most = 1 if safe else _HEADS if edge is None else _HEADS_AT_EDGE
+    heads = static.shape.body_heads(most)
 
     def body(i: Any, carry: Any) -> Any:
-        _heads(static, r, half, [i * heads + h for h in range(heads)], edge,
-               safe)
+        _heads(
+            static, r, half, [i * heads + h for h in range(heads)], edge, safe
+        )
         return carry
 
     loops = static.shape.num_kv_heads // heads

@@ -44,7 +44,7 @@ class Refs:
     num_seqs: Any
     q: Any  # [Hkv, rows, D] VMEM
     scales: Any  # f32[2, Hkv] SMEM: of K and of V
-    sinks: Any  # f32, times log2 e: as `top`, with one row or lane
+    sinks: Any  # f32[Hkv, 1, rows], times log2 e
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
     out: Any  # as q
     lse: Any  # f32[Hkv, 1, rows]

@@ -233,9 +233,7 @@ def wait(static: Static, r: Refs) -> Any:
         _copy(static, r, half, 0, 0).wait()
         return carry
 
-    lax.fori_loop(
-        jnp.int32(0), jnp.where(whole, 0, pages), body, jnp.int32(0)
-    )
+    lax.fori_loop(jnp.int32(0), jnp.where(whole, 0, pages), body, jnp.int32(0))
     return half
 
 

@@ -174,9 +174,7 @@ def run(
         for name in ("k_scale", "v_scale", "sinks")
         if name in options
     }
-    tuning = Tuning(
-        num_kv_pages_per_block=pages, num_queries_per_block=queries
-    )
+    tuning = Tuning(num_kv_pages_per_block=pages, num_queries_per_block=queries)
     kernel = _compiled(AttentionParams(**options), tuning, columns, min_q_len)
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
@@ -229,9 +227,7 @@ def columns(request: pytest.FixtureRequest) -> bool:
     ],
     ids=str,
 )
-def test_mixed_rows(
-    options: dict[str, Any], dtype: str, columns: bool
-) -> None:
+def test_mixed_rows(options: dict[str, Any], dtype: str, columns: bool) -> None:
     check(case(ROWS, dtype=dtype), columns=columns, **options)
 
 
@@ -263,7 +259,8 @@ def test_cache_dtypes(kv_dtype: str, dtype: str, columns: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "heads", [(7, 1), (4, 4), (25, 5), (12, 12), (9, 3), (1, 1), (18, 9)],
+    "heads",
+    [(7, 1), (4, 4), (25, 5), (12, 12), (9, 3), (1, 1), (18, 9)],
     ids=str,
 )
 def test_head_counts(heads: tuple[int, int], columns: bool) -> None:
@@ -350,9 +347,7 @@ def alone(c: Case, seq: int) -> Case:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seq", [0, 1, 3, 7])
-def test_neighbours_do_not_matter(
-    seq: int, dtype: str, columns: bool
-) -> None:
+def test_neighbours_do_not_matter(seq: int, dtype: str, columns: bool) -> None:
     """Not by one bit: alone, and between others whose live keys are bad.
 
     Others' logits jump, so that their rows are computed again.
@@ -365,9 +360,7 @@ def test_neighbours_do_not_matter(
             bad = np.nan if other % 2 else 1e4
             pages[c.pages(other)] = bad
             q[c.tokens(other), :, 0] = 100.0
-    out, lse = run(
-        dataclasses.replace(c, kv_pages=pages, q=q), columns=columns
-    )
+    out, lse = run(dataclasses.replace(c, kv_pages=pages, q=q), columns=columns)
     np.testing.assert_array_equal(out[c.tokens(seq)], expected[0])
     np.testing.assert_array_equal(lse[c.tokens(seq)], expected[1])
 
