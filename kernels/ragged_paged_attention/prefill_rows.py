@@ -24,16 +24,17 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
     values,
 )
 
-
 _ROWS = 256  # of a head, computed together: few enough not to spill much
 _HEADS, _HEADS_AT_EDGE = 8, 2  # KV heads whose work is interleaved
 
 
 def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
+    """Shape of what is kept per head and row."""
     return heads, rows, LANES
 
 
 def reset(r: Refs) -> None:
+    """The state of rows that have seen nothing."""
     r.top[...] = jnp.full(r.top.shape, -jnp.inf, jnp.float32)
     r.total[...] = jnp.zeros(r.total.shape, jnp.float32)
     r.acc[...] = jnp.zeros(r.acc.shape, jnp.float32)

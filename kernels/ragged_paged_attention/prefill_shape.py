@@ -45,6 +45,7 @@ class PrefillShape:
 
     @property
     def group(self) -> int:
+        """Query heads that share a KV head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
@@ -131,11 +132,11 @@ def fit(
     if tuning.num_kv_pages_per_block is not None:
         pages = tuning.num_kv_pages_per_block
         return dataclasses.replace(shape, block_pages=pages)
-    return _largest(shape, tuning.num_queries_per_block is None)
+    return _largest(shape, may_cut=tuning.num_queries_per_block is None)
 
 
-def _largest(shape: PrefillShape, may_cut: bool) -> PrefillShape:
-    """Blocks of many keys, and tiles of fewer queries where VMEM asks for it."""
+def _largest(shape: PrefillShape, *, may_cut: bool) -> PrefillShape:
+    """Blocks of many keys, and tiles of fewer queries if they do not fit."""
     budget = int(shape.vmem_limit * _VMEM_FOR_BUFFERS)
     while may_cut and shape.queries > _MIN_QUERIES:
         pages = max(1, LANES // shape.page_size)
