@@ -72,7 +72,8 @@ def prefill_attention(
       params: what is computed.
       tuning: how it is cut.
       min_q_len: rows with fewer tokens are skipped.
-      k_scale, v_scale: f32[Hkv], factors on K and V.
+      k_scale: f32[Hkv], factors on K.
+      v_scale: f32[Hkv], factors on V.
       sinks: f32[Hq], one more logit per head, in the denominator only.
       columns: the scores' orientation, [keys, rows] or [rows, keys]; None for
         the better one on the TPU that is lowered for.
@@ -151,13 +152,12 @@ def _scales(
 
 
 def _sinks(sinks: jax.Array | None, shape: PrefillShape) -> jax.Array:
-    """f32[Hkv, 1, rows] by columns, [Hkv, rows, 1] by rows."""
+    """f32[Hkv, 1, rows], times log2 e; of one row if there are none."""
     if sinks is None:
-        sinks = jnp.zeros(shape.num_q_heads)
+        return jnp.zeros((shape.num_kv_heads, 1, 1), jnp.float32)
     x = jnp.repeat(sinks.astype(jnp.float32), shape.queries)
     x = x * np.float32(LOG2_E)
-    layout = (1, shape.rows) if shape.columns else (shape.rows, 1)
-    return x.reshape(shape.num_kv_heads, *layout)
+    return x.reshape(shape.num_kv_heads, 1, shape.rows)
 
 
 def _call(static: Static, interpret: Any) -> Any:
@@ -169,7 +169,7 @@ def _call(static: Static, interpret: Any) -> Any:
 
     block = pl.BlockSpec((None, heads, rows, shape.head_dim), of_step)
     lse_block = pl.BlockSpec((None, heads, 1, rows), of_step)
-    sinks = (heads, 1, rows) if shape.columns else (heads, rows, 1)
+    sinks = (heads, 1, rows if static.sinks else 1)
     return pl.pallas_call(
         functools.partial(_kernel, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -206,15 +206,17 @@ def _scratch(shape: PrefillShape) -> list[Any]:
     page = (2, heads, shape.page_size, shape.head_dim)
     way = prefill_columns if shape.columns else prefill_rows
     state = pltpu.VMEM(way.state_shape(heads, rows), jnp.float32)
+    unused = pltpu.VMEM((8, 128), jnp.float32)
     acc = (rows, shape.head_dim)
-    acc = (shape.head_dim + 8, rows) if shape.columns else acc
+    if shape.columns:
+        acc = (shape.head_dim + 8, rows)
     return [
         pltpu.VMEM((2, shape.block_pages, *page), shape.kv_dtype),
         pltpu.SemaphoreType.DMA((2,)),
         state,
-        state,
+        unused if shape.columns else state,
         pltpu.VMEM((heads, *acc), jnp.float32),
-        state if shape.columns else pltpu.VMEM((8, 128), jnp.float32),
+        state if shape.columns else unused,
         pltpu.SMEM((prefill_walk.WORDS,), jnp.int32),
     ]
 
@@ -241,7 +243,7 @@ def _tile(static: Static, r: Refs, tile: Any) -> None:
         return
     prefill_columns.reset(r)
     _sequences(static, r, tile, safe=False)
-    again = jnp.where(live[None], prefill_columns.unsafe(r), False)
+    again = live[None] & prefill_columns.unsafe(r)
 
     @pl.when(jnp.max(again.astype(jnp.float32)) > 0.0)
     def _again() -> None:
@@ -280,6 +282,7 @@ def _sequence(
     *,
     safe: bool,
 ) -> None:
+    """Attends the blocks of a sequence that the tile's queries see."""
     if static.sinks:
         _start_with_sinks(static, r, tile, seen, safe=safe)
     first, end = seen.blocks(static.shape.keys)
@@ -287,29 +290,32 @@ def _sequence(
     # In the inner loop the next block is of the same sequence.
     high = jnp.minimum(high, end - 1)
 
-    def interior(block: Any, carry: Any) -> Any:
+    def interior(_: Any, carry: Any) -> Any:
         half = prefill_walk.wait(static, r)
         prefill_walk.fetch_following(static, r, seen)
         _attend(static, r, half, None, safe=False)
         return carry
 
-    def step(block: Any) -> Any:
-        inside = (block >= low) & (block < high)
-        if safe:
-            inside = jnp.bool_(False)
-        else:
+    def at_edge(block: Any) -> None:
+        prefill_walk.fetch(static, r)
+        half = prefill_walk.wait(static, r)
+        edge = _edge(static, tile, seen, block)
+        _attend(static, r, half, edge, safe=safe)
 
-            @pl.when(inside)
-            def _interior() -> None:
-                lax.fori_loop(block, high, interior, jnp.int32(0))
-                prefill_walk.fetch_next_sequence(static, r)
+    def step(block: Any) -> Any:
+        if safe:
+            at_edge(block)
+            return block + 1
+        inside = (block >= low) & (block < high)
+
+        @pl.when(inside)
+        def _interior() -> None:
+            lax.fori_loop(block, high, interior, jnp.int32(0))
+            prefill_walk.fetch_next_sequence(static, r)
 
         @pl.when(jnp.logical_not(inside))
-        def _at_edge() -> None:
-            prefill_walk.fetch(static, r)
-            half = prefill_walk.wait(static, r)
-            edge = _edge(static, tile, seen, block)
-            _attend(static, r, half, edge, safe=safe)
+        def _edge_block() -> None:
+            at_edge(block)
 
         return jnp.where(inside, high, block + 1)
 
@@ -330,12 +336,12 @@ def _own(token: Any, seen: prefill_walk.Span) -> Any:
     return (token >= seen.token_begin) & (token < seen.token_end)
 
 
-def _edge(static: Static, tile: Any, seen: prefill_walk.Span, block: Any) -> Edge:
+def _edge(
+    static: Static, tile: Any, seen: prefill_walk.Span, block: Any
+) -> Edge:
     token = _tokens(static.shape, tile)
     own = _own(token, seen)
-    begin, end = masking.bounds(
-        token + seen.offset, seen.kv_len, static.params
-    )
+    begin, end = masking.bounds(token + seen.offset, seen.kv_len, static.params)
     return Edge(
         first_key=block * static.shape.keys,
         key_begin=seen.begin,

@@ -30,16 +30,18 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
 # the float32 limit; weights of a first block are not below 2^-JUMP, all normal.
 JUMP = 64.0
 _SUBLANES = 8
-import os
-_KEYS = int(os.environ.get("PF_SUB", 256))
-_AHEAD = int(os.environ.get("PF_AHEAD", 2))
+_KEYS = 256  # of a head, computed together: what the MXU contracts at once
+_AHEAD = 2  # parts by which products run ahead of weights
+_HEADS, _HEADS_AT_EDGE = 8, 4  # KV heads whose work is interleaved
 
 
 def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
+    """Shape of what is kept per head and row."""
     return heads, _SUBLANES, rows
 
 
 def reset(r: Refs) -> None:
+    """The state of rows that have seen nothing."""
     r.top[...] = jnp.full(r.top.shape, -jnp.inf, jnp.float32)
     r.jump[...] = jnp.zeros(r.jump.shape, jnp.float32)
     r.acc[...] = jnp.zeros(r.acc.shape, jnp.float32)
@@ -51,6 +53,7 @@ def unsafe(r: Refs) -> Any:
 
 
 def reset_unsafe(r: Refs) -> None:
+    """The same, of the rows to compute again."""
     again = unsafe(r)
     r.top[...] = jnp.where(again, -jnp.inf, r.top[...])
     r.acc[...] = jnp.where(again[:, :1], 0.0, r.acc[...])
@@ -72,11 +75,12 @@ def attend(
     static: Static, r: Refs, half: Any, edge: Edge | None, *, safe: bool
 ) -> None:
     """Adds a block of keys to the state of all rows, or of an edge's own."""
-    heads = static.shape.body_heads(1 if safe else 8 if edge is None else 4)
+    most = 1 if safe else _HEADS if edge is None else _HEADS_AT_EDGE
+    heads = static.shape.body_heads(most)
 
     def body(i: Any, carry: Any) -> Any:
-        _heads(static, r, half, [i * heads + h for h in range(heads)], edge,
-               safe)
+        group = [i * heads + h for h in range(heads)]
+        _heads(static, r, half, group, edge, safe=safe)
         return carry
 
     loops = static.shape.num_kv_heads // heads
@@ -87,7 +91,7 @@ def attend(
 
 
 def _heads(
-    static: Static, r: Refs, half: Any, heads: Any, edge: Any, safe: bool
+    static: Static, r: Refs, half: Any, heads: Any, edge: Any, *, safe: bool
 ) -> None:
     """Issues products with K a few parts before their weights are computed."""
     keys = static.shape.keys
@@ -100,7 +104,8 @@ def _heads(
         return dot(static, k, r.q[head].astype(k.dtype), (1, 1))
 
     ahead = [scores(*part) for part in parts[:_AHEAD]]
-    sums, high = None, None
+    sums: Any = None
+    high: Any = None
     for i, (head, start) in enumerate(parts):
         if i + _AHEAD < len(parts):
             ahead.append(scores(*parts[i + _AHEAD]))
@@ -120,7 +125,7 @@ def _heads(
 
 
 def _weigh(static: Static, x: Any, shift: Any, v: Any) -> tuple[Any, Any]:
-    """Weights 2^(x - shift), and f32[D + 8, rows]: their sums with V, totals."""
+    """Weights 2^(x - shift), and f32[D + 8, rows]: sums with V, then totals."""
     weights = jnp.exp2(x.reshape(-1, _SUBLANES, x.shape[1]) - shift[None])
     weights = weights.reshape(x.shape).astype(v.dtype)
     ones = jnp.ones((32 // v.dtype.itemsize, v.shape[0]), v.dtype)

@@ -24,16 +24,17 @@ from pagemill.kernels.ragged_paged_attention.prefill_state import (
     values,
 )
 
-
-import os
-_ROWS = int(os.environ.get("PF_ROWS", 256))  # of a head, computed together
+_ROWS = 256  # of a head, computed together: few enough not to spill much
+_HEADS, _HEADS_AT_EDGE = 8, 2  # KV heads whose work is interleaved
 
 
 def state_shape(heads: int, rows: int) -> tuple[int, int, int]:
+    """Shape of what is kept per head and row."""
     return heads, rows, LANES
 
 
 def reset(r: Refs) -> None:
+    """The state of rows that have seen nothing."""
     r.top[...] = jnp.full(r.top.shape, -jnp.inf, jnp.float32)
     r.total[...] = jnp.zeros(r.total.shape, jnp.float32)
     r.acc[...] = jnp.zeros(r.acc.shape, jnp.float32)
@@ -41,16 +42,18 @@ def reset(r: Refs) -> None:
 
 def start_with_sinks(r: Refs, own: Any) -> None:
     """Counts a row's sink as if it were a first key, without a value."""
-    sinks = jnp.broadcast_to(r.sinks[...], r.top.shape)
-    first = lax.broadcasted_iota(jnp.int32, r.top.shape, 2) == 0
-    r.top[...] = jnp.where(own[None], sinks, r.top[...])
-    one = jnp.where(first & (sinks > -jnp.inf), 1.0, 0.0)
-    r.total[...] = jnp.where(own[None], one, r.total[...])
+    first = lax.broadcasted_iota(jnp.int32, r.top.shape[1:], 1) == 0
+    for head in range(r.top.shape[0]):
+        wide = jnp.broadcast_to(r.sinks[head], (LANES, r.sinks.shape[2]))
+        sink = wide.T
+        r.top[head] = jnp.where(own, sink, r.top[head])
+        one = jnp.where(first & (sink > -jnp.inf), 1.0, 0.0)
+        r.total[head] = jnp.where(own, one, r.total[head])
 
 
 def attend(static: Static, r: Refs, half: Any, edge: Edge | None) -> None:
     """Adds a block of keys to the state of all rows, or of an edge's own."""
-    heads = static.shape.body_heads(8 if edge is None else 2)
+    heads = static.shape.body_heads(_HEADS if edge is None else _HEADS_AT_EDGE)
 
     def body(i: Any, carry: Any) -> Any:
         _heads(static, r, half, [i * heads + h for h in range(heads)], edge)
@@ -70,7 +73,9 @@ def _heads(
     rows = static.shape.rows
     size = _ROWS if rows % _ROWS == 0 else rows
     parts = [
-        (head, slice(i, i + size)) for head in heads for i in range(0, rows, size)
+        (head, slice(i, i + size))
+        for head in heads
+        for i in range(0, rows, size)
     ]
 
     def scores(head: Any, part: slice) -> Any:

@@ -45,6 +45,7 @@ class PrefillShape:
 
     @property
     def group(self) -> int:
+        """Query heads that share a KV head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
@@ -71,9 +72,9 @@ class PrefillShape:
 
     def body_heads(self, most: int) -> int:
         """KV heads whose work is interleaved; divides num_kv_heads."""
-        return max(
-            n for n in range(1, most + 1) if self.num_kv_heads % n == 0
-        )
+        if self.dtype == jnp.float32:
+            most = 1  # several bfloat16 products each: long enough alone
+        return max(n for n in range(1, most + 1) if self.num_kv_heads % n == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +132,23 @@ def fit(
     if tuning.num_kv_pages_per_block is not None:
         pages = tuning.num_kv_pages_per_block
         return dataclasses.replace(shape, block_pages=pages)
-    budget = shape.vmem_limit * _VMEM_FOR_BUFFERS
+    return _largest(shape, may_cut=tuning.num_queries_per_block is None)
+
+
+def _largest(shape: PrefillShape, *, may_cut: bool) -> PrefillShape:
+    """Blocks of many keys, and tiles of fewer queries if they do not fit."""
+    budget = int(shape.vmem_limit * _VMEM_FOR_BUFFERS)
+    while may_cut and shape.queries > _MIN_QUERIES:
+        pages = max(1, LANES // shape.page_size)
+        if vmem_bytes(dataclasses.replace(shape, block_pages=pages)) <= budget:
+            break
+        fewer = _whole_lanes(shape.queries // 2, shape.group)
+        if fewer == shape.queries:
+            break
+        shape = dataclasses.replace(shape, queries=fewer)
     while (
         shape.keys * 2 <= _KEYS_PER_BLOCK
-        and shape.block_pages < pages_per_seq
+        and shape.block_pages < shape.pages_per_seq
     ):
         larger = dataclasses.replace(shape, block_pages=2 * shape.block_pages)
         if vmem_bytes(larger) > budget:
@@ -144,11 +158,15 @@ def fit(
 
 
 def _queries(group: int, tuning: Tuning) -> int:
-    """A power of two, such that a tile's rows fill whole lanes."""
-    wanted = tuning.num_queries_per_block or max(
-        LANES, min(_ROWS_PER_TILE // group, _MAX_QUERIES)
+    wanted = tuning.num_queries_per_block or min(
+        _ROWS_PER_TILE // group, _MAX_QUERIES
     )
-    queries = max(_MIN_QUERIES, 1 << (wanted - 1).bit_length())
+    return _whole_lanes(max(wanted, 1), group)
+
+
+def _whole_lanes(queries: int, group: int) -> int:
+    """The next power of two for which a tile's rows fill whole lanes."""
+    queries = max(_MIN_QUERIES, 1 << (queries - 1).bit_length())
     while queries * group % LANES:
         queries *= 2
     return queries

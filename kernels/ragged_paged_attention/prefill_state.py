@@ -29,11 +29,10 @@ class Static:
 
 @dataclasses.dataclass(frozen=True)
 class Refs:
-    """The kernel's operands and buffers. `state` in both orientations:
+    """The kernel's operands and buffers.
 
-    by columns X[Hkv, 8, rows], rows of one query equal in `top`; by rows
-    X[Hkv, rows, LANES], lanes equal. A query's total is the sum over the 8, or
-    over the lanes.
+    What is kept per query's row lies as [Hkv, 8, rows] by columns and as
+    [Hkv, rows, LANES] by rows, repeated along the 8 or the LANES.
     """
 
     first_seqs: Any  # i32[tiles] SMEM, as all until q
@@ -44,16 +43,17 @@ class Refs:
     num_seqs: Any
     q: Any  # [Hkv, rows, D] VMEM
     scales: Any  # f32[2, Hkv] SMEM: of K and of V
-    sinks: Any  # f32, times log2 e: as `top`, with one row or lane
+    sinks: Any  # f32[Hkv, 1, rows], times log2 e
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
     out: Any  # as q
     lse: Any  # f32[Hkv, 1, rows]
     kv: Any  # [2, block_pages, 2, Hkv, page_size, D]
     arrived: Any  # DMA semaphore per half of kv
-    top: Any  # f32, the highest logit so far, times log2 e; -inf before any
-    total: Any  # f32, sum of weights 2^(logit - top)
-    acc: Any  # f32[Hkv, D, rows] by columns, [Hkv, rows, D] by rows
-    jump: Any  # f32 as top, by columns: how far a logit rose beyond `top`
+    top: Any  # f32, about the highest logit, times log2 e; -inf before any
+    total: Any  # by rows: f32, sums of weights 2^(logit - top), lane by lane
+    acc: Any  # f32[Hkv, D + 8, rows] by columns, with the totals behind D;
+    # f32[Hkv, rows, D] by rows
+    jump: Any  # by columns: f32, the highest weight before it was rescaled
     walk: Any  # i32[...] SMEM, see prefill_walk
 
 

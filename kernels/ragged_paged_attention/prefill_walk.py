@@ -54,6 +54,7 @@ class Span:
 
 
 def span(static: Static, r: Refs, tile: Any, seq: Any) -> Span:
+    """What a tile sees of a sequence."""
     shape = static.shape
     tile_begin = tile * shape.queries
     tile_end = jnp.minimum(tile_begin + shape.queries, num_tokens(r))
@@ -137,7 +138,7 @@ def _seek(static: Static, r: Refs, tile: Any, seq: Any) -> None:
     r.walk[_BLOCK], r.walk[_END] = block, end
 
 
-def _copy(static: Static, r: Refs, half: Any, i: Any, page: Any) -> Any:
+def _copy(r: Refs, half: Any, i: Any, page: Any) -> Any:
     return pltpu.make_async_copy(
         r.kv_pages.at[page], r.kv.at[half, i], r.arrived.at[half]
     )
@@ -183,7 +184,7 @@ def _start_copies(
     entry = seq * shape.pages_per_seq + first_slot
 
     def body(i: Any, carry: Any) -> Any:
-        _copy(static, r, half, i, r.page_indices[entry + i]).start()
+        _copy(r, half, i, r.page_indices[entry + i]).start()
         return carry
 
     lax.fori_loop(low, high, body, jnp.int32(0))
@@ -203,7 +204,7 @@ def fetch_following(static: Static, r: Refs, seen: Span) -> None:
     row = seq * shape.pages_per_seq
     for i in range(shape.block_pages):
         slot = jnp.minimum(block * shape.block_pages + i, last_slot)
-        _copy(static, r, half, i, r.page_indices[row + slot]).start()
+        _copy(r, half, i, r.page_indices[row + slot]).start()
     r.walk[_PAGES + half] = jnp.int32(shape.block_pages)
     r.walk[_FETCHED] = r.walk[_FETCHED] + 1
     r.walk[_BLOCK] = block + 1
@@ -229,13 +230,11 @@ def wait(static: Static, r: Refs) -> Any:
         block = r.kv.at[half]
         pltpu.make_async_copy(block, block, r.arrived.at[half]).wait()
 
-    def body(i: Any, carry: Any) -> Any:
-        _copy(static, r, half, 0, 0).wait()
+    def body(_: Any, carry: Any) -> Any:
+        _copy(r, half, 0, 0).wait()
         return carry
 
-    lax.fori_loop(
-        jnp.int32(0), jnp.where(whole, 0, pages), body, jnp.int32(0)
-    )
+    lax.fori_loop(jnp.int32(0), jnp.where(whole, 0, pages), body, jnp.int32(0))
     return half
 
 

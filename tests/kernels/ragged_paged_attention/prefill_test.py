@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import Any
+
+# On CPUs the interpreter's programs are compiled by XLA, which fuses a product
+# and a sum, rounding once, here but not there: results would then depend on
+# which of two equal expressions computed them. TPUs have no such instruction.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_cpu_max_isa=AVX"
+)
 
 import jax
 import jax.numpy as jnp
@@ -174,9 +182,7 @@ def run(
         for name in ("k_scale", "v_scale", "sinks")
         if name in options
     }
-    tuning = Tuning(
-        num_kv_pages_per_block=pages, num_queries_per_block=queries
-    )
+    tuning = Tuning(num_kv_pages_per_block=pages, num_queries_per_block=queries)
     kernel = _compiled(AttentionParams(**options), tuning, columns, min_q_len)
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
@@ -229,22 +235,18 @@ def columns(request: pytest.FixtureRequest) -> bool:
     ],
     ids=str,
 )
-def test_mixed_rows(
-    options: dict[str, Any], dtype: str, columns: bool
-) -> None:
+def test_mixed_rows(options: dict[str, Any], dtype: str, columns: bool) -> None:
     check(case(ROWS, dtype=dtype), columns=columns, **options)
 
 
 def test_sinks(columns: bool) -> None:
     """One far above the logits, one far below, one -inf."""
     sinks = np.array([3.0, 300.0, -300.0, -np.inf])
-    check(case(ROWS), columns=columns, sinks=sinks)
     check(case(ROWS), columns=columns, sinks=sinks, min_q_len=3)
 
 
 def test_more_queries_than_keys(columns: bool) -> None:
     rows = ((40, 2), (5, 0), (20, 35), (33, 32))
-    check(case(rows), columns=columns)
     check(case(rows), columns=columns, sinks=np.zeros(4))
     check(case(rows), columns=columns, sliding_window=3, causal=False)
 
@@ -263,7 +265,8 @@ def test_cache_dtypes(kv_dtype: str, dtype: str, columns: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "heads", [(7, 1), (4, 4), (25, 5), (12, 12), (9, 3), (1, 1), (18, 9)],
+    "heads",
+    [(7, 1), (4, 4), (25, 5), (1, 1), (18, 9)],
     ids=str,
 )
 def test_head_counts(heads: tuple[int, int], columns: bool) -> None:
@@ -271,7 +274,7 @@ def test_head_counts(heads: tuple[int, int], columns: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
 def test_head_dims(head_dim: int, dtype: str, columns: bool) -> None:
     c = case(((40, 100), (3, 33)), head_dim=head_dim, dtype=dtype)
     check(c, columns=columns)
@@ -283,10 +286,9 @@ def test_page_sizes(page_size: int, columns: bool) -> None:
     check(c, columns=columns, pages=max(1, 64 // page_size))
 
 
-@pytest.mark.parametrize("pages", [1, 3, 8, None])
-@pytest.mark.parametrize("queries", [32, 64, 128])
+@pytest.mark.parametrize("pages", [1, 3, None])
+@pytest.mark.parametrize("queries", [32, 128])
 def test_blocks(pages: int | None, queries: int, columns: bool) -> None:
-    check(case(ROWS), columns=columns, pages=pages, queries=queries)
     check(
         case(ROWS),
         columns=columns,
@@ -297,7 +299,19 @@ def test_blocks(pages: int | None, queries: int, columns: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("at", [0, 31, 32, 100, 150, 199])
+def test_blocks_of_several_parts(dtype: str, columns: bool) -> None:
+    """As large as on TPUs: 512 keys and 512 rows."""
+    c = case(
+        ((150, 1800), (60, 1030), (3, 700)),
+        heads=(4, 1),
+        page_size=64,
+        dtype=dtype,
+    )
+    check(c, columns=columns, pages=8, queries=128)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("at", [0, 32, 150])
 @pytest.mark.parametrize("scale", [1e4, -1e4, 300.0])
 def test_jumps(scale: float, at: int, dtype: str, columns: bool) -> None:
     """One key whose logits tower over, or lie below, those of all before."""
@@ -310,7 +324,7 @@ def test_jumps(scale: float, at: int, dtype: str, columns: bool) -> None:
     check(c, columns=columns, sm_scale=1.0)
 
 
-@pytest.mark.parametrize("level", [1e3, -1e3, 60.0, -60.0])
+@pytest.mark.parametrize("level", [1e3, -1e3, -60.0])
 def test_all_logits_far_from_zero(level: float, columns: bool) -> None:
     c = case(((64, 200), (7, 150)))
     q, pages = c.q.copy(), c.kv_pages.copy()
@@ -349,10 +363,8 @@ def alone(c: Case, seq: int) -> Case:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("seq", [0, 1, 3, 7])
-def test_neighbours_do_not_matter(
-    seq: int, dtype: str, columns: bool
-) -> None:
+@pytest.mark.parametrize("seq", [0, 3, 7])
+def test_neighbours_do_not_matter(seq: int, dtype: str, columns: bool) -> None:
     """Not by one bit: alone, and between others whose live keys are bad.
 
     Others' logits jump, so that their rows are computed again.
@@ -365,18 +377,13 @@ def test_neighbours_do_not_matter(
             bad = np.nan if other % 2 else 1e4
             pages[c.pages(other)] = bad
             q[c.tokens(other), :, 0] = 100.0
-    out, lse = run(
-        dataclasses.replace(c, kv_pages=pages, q=q), columns=columns
-    )
+    out, lse = run(dataclasses.replace(c, kv_pages=pages, q=q), columns=columns)
     np.testing.assert_array_equal(out[c.tokens(seq)], expected[0])
     np.testing.assert_array_equal(lse[c.tokens(seq)], expected[1])
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_cores(
-    cores: int, columns: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chip = dataclasses.replace(prefill_shape.chip(), cores=cores)
+def test_two_cores(columns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = dataclasses.replace(prefill_shape.chip(), cores=2)
     monkeypatch.setattr(prefill_shape, "chip", lambda: chip)
     _compiled.cache_clear()
     check(case(ROWS), columns=columns)
