@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ def visible(
     key: Any,
     kv_len: Any,
     params: AttentionParams,
-    tree: tuple[Any, Any] | None = None,
+    tree: tuple[Sequence[Any], Any] | None = None,
 ) -> Any:
     """True where a query sees a key.
 
@@ -24,12 +25,11 @@ def visible(
       key: i32, positions of keys.
       kv_len: i32, keys that there are.
       params: causal and sliding_window.
-      tree: in place of causal, the queries' words u32[rows, W] and the number
-        i32 of each key among the tokens of its step, negative for older ones.
+      tree: arguments of in_tree(), in place of causal.
     """
     seen = (key >= 0) & (key < kv_len)
     if tree is not None:
-        seen &= _in_tree(*tree)
+        seen &= in_tree(*tree)
     elif params.causal:
         seen &= key <= query
     if params.sliding_window is not None:
@@ -38,14 +38,21 @@ def visible(
     return seen
 
 
-def _in_tree(words: Any, number: Any) -> Any:
+def in_tree(words: Sequence[Any], number: Any) -> Any:
+    """True where a query's bits name a key.
+
+    Args:
+      words: u32 or i32 of the queries, low bits first; they broadcast against
+        number.
+      number: i32 of keys among the tokens of their step; negative ones are
+        older and always named, those past the words never.
+    """
     seen = number < 0
-    for i in range(words.shape[1]):
+    for i, word in enumerate(words):
         bit = number - _WORD_BITS * i
         held = (bit >= 0) & (bit < _WORD_BITS)
-        shift = jnp.where(held, bit, 0).astype(jnp.uint32)
-        word = words[:, i : i + 1] >> shift
-        seen |= held & ((word & jnp.uint32(1)) != 0)
+        shift = jnp.where(held, bit, 0).astype(word.dtype)
+        seen |= held & ((word >> shift) & 1 != 0)
     return seen
 
 
@@ -75,7 +82,9 @@ def visible_range(
     return jnp.minimum(begin, jnp.maximum(end, 0)), jnp.maximum(end, 0)
 
 
-def bounds(query: Any, kv_len: Any, params: AttentionParams) -> tuple[Any, Any]:
+def bounds(
+    query: Any, kv_len: Any, params: AttentionParams, *, tree: bool = False
+) -> tuple[Any, Any]:
     """Keys [begin, end) that a query sees; none where end <= begin.
 
     Two numbers per query instead of a test per pair. Both grow with the
@@ -86,6 +95,7 @@ def bounds(query: Any, kv_len: Any, params: AttentionParams) -> tuple[Any, Any]:
       query: i32, positions of queries; negative ones have no key of their own.
       kv_len: i32, keys that there are.
       params: causal and sliding_window.
+      tree: a tree mask takes the place of causal, and hides more.
     """
     begin = jnp.zeros_like(query)
     if params.sliding_window is not None:
@@ -93,7 +103,7 @@ def bounds(query: Any, kv_len: Any, params: AttentionParams) -> tuple[Any, Any]:
         begin = jnp.maximum(query, 0) - (params.sliding_window - 1)
         begin = jnp.maximum(begin, 0)
     end = jnp.zeros_like(query) + jnp.maximum(kv_len, 0)
-    if params.causal:
+    if params.causal and not tree:
         end = jnp.minimum(jnp.maximum(query + 1, 0), end)
     return begin, end
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from pagemill.kernels.common import exp2_softmax
+from pagemill.kernels.common import exp2_softmax, masking
 from pagemill.kernels.common.exp2_softmax import LANES, LN_2, LOG2_E
 from pagemill.kernels.ragged_paged_attention.decode_shape import (
     DecodeShape,
@@ -49,6 +49,7 @@ def decode_attention(
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     sinks: jax.Array | None = None,
+    tree_mask: jax.Array | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of sequences with few query tokens each.
@@ -65,6 +66,8 @@ def decode_attention(
       tuning: how it is cut.
       k_scale, v_scale: f32[Hkv], factors on K and V.
       sinks: f32[Hq], one more logit per head, in the denominator only.
+      tree_mask: u32[S, queries], in place of causal: bit j says whether a query
+        sees its row's j-th token of this step.
       interpret: False, or pltpu.InterpretParams to run on a CPU.
 
     Returns:
@@ -73,11 +76,18 @@ def decode_attention(
         where there are none.
     """
     shape = _shape(q, kv_pages, page_indices, tuning)
-    out, lse = _call(shape, params, tuning, interpret)(
+    if tree_mask is None:
+        tree = jnp.zeros((1,), jnp.int32)
+    else:
+        tree = lax.bitcast_convert_type(tree_mask, jnp.int32).reshape(-1)
+    out, lse = _call(
+        shape, params, tuning, interpret, tree=tree_mask is not None
+    )(
         kv_lens,
         q_lens,
         page_indices,
         num_seqs,
+        tree,
         _to_rows(q, shape),
         _columns(shape, params, k_scale, v_scale, sinks),
         kv_pages,
@@ -167,7 +177,12 @@ def _columns(
 
 
 def _call(
-    shape: DecodeShape, params: AttentionParams, tuning: Tuning, interpret: Any
+    shape: DecodeShape,
+    params: AttentionParams,
+    tuning: Tuning,
+    interpret: Any,
+    *,
+    tree: bool,
 ) -> Any:
     cores, steps, seqs = shape.cores, shape.steps, shape.seqs_per_step
     rows, dots = shape.dot_rows, shape.dots
@@ -186,9 +201,9 @@ def _call(
     per_head = (dots, shape.dot_heads, rows, shape.head_dim)
     page = (2, shape.num_kv_heads, shape.page_size, shape.head_dim)
     return pl.pallas_call(
-        functools.partial(_kernel, _Static(shape, params)),
+        functools.partial(_kernel, _Static(shape, params, tree)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=5,
             grid=(cores, steps),
             in_specs=[
                 block,
@@ -231,6 +246,7 @@ def _call(
 class _Static:
     shape: DecodeShape
     params: AttentionParams
+    tree: bool
 
 
 # Words of the state in SMEM. The fetching end of the loop: its sequence, its
@@ -248,6 +264,7 @@ class _Refs:
     q_lens: Any  # i32[S] SMEM
     page_indices: Any  # i32[S * pages_per_seq] SMEM
     num_seqs: Any  # i32[1] SMEM
+    tree: Any  # i32[S * queries] SMEM, without a tree mask one word
     q: Any  # [seqs_per_step, dots, dot_rows, D] VMEM
     columns: Any  # f32[3, dots, dot_rows, LANES]: see _columns
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
@@ -267,6 +284,7 @@ class _Span:
     """Keys of a sequence that its queries see; scalars."""
 
     kv_len: Any
+    seq: Any
     q_len: Any
     first_page: Any
     pages: Any  # 0 for a dead row
@@ -307,7 +325,8 @@ def _span(static: _Static, r: _Refs, seq: Any) -> _Span:
         first_page = lax.div(begin, jnp.int32(shape.page_size))
     pages = _ceil_div(kv_len, shape.page_size) - first_page
     live = (q_len > 0) & (q_len <= shape.queries)
-    return _Span(kv_len, q_len, first_page, jnp.where(live, pages, 0))
+    pages = jnp.where(live, pages, 0)
+    return _Span(kv_len, seq, q_len, first_page, pages)
 
 
 def _ceil_div(x: Any, by: int) -> Any:
@@ -386,7 +405,9 @@ def _sequence(static: _Static, r: _Refs, seq: Any, i: Any) -> None:
     # Blocks [low, high) are interior.
     begin = span.first_page * shape.page_size
     end = span.kv_len
-    if params.causal:
+    if static.tree:
+        end = end - span.q_len
+    elif params.causal:
         end = end - span.q_len + 1
     low = jnp.int32(0)
     if params.sliding_window is not None:
@@ -498,7 +519,7 @@ def _attend(
     for dot in dots:
         x = _scaled(static, r, dot, logits[dot])
         if edge is not None:
-            x = jnp.where(_visible(static, edge, x.shape), x, -jnp.inf)
+            x = jnp.where(_visible(static, r, edge, x.shape), x, -jnp.inf)
         p, new, factor = exp2_softmax.weigh(
             x, r.highest[dot], masked=edge is not None
         )
@@ -565,16 +586,26 @@ def _scaled(static: _Static, r: _Refs, dot: int, logits: Any) -> Any:
     return logits if cap is None else jnp.tanh(logits) * (cap * LOG2_E)
 
 
-def _visible(static: _Static, edge: Any, like: tuple[int, ...]) -> Any:
+def _visible(
+    static: _Static, r: _Refs, edge: Any, like: tuple[int, ...]
+) -> Any:
     span, begin = edge
     params, shape = static.params, static.shape
     key = begin + lax.broadcasted_iota(jnp.int32, like, 1)
     seen = key < span.kv_len
-    position = span.kv_len - span.q_len
+    first = span.kv_len - span.q_len
+    query = jnp.zeros(like, jnp.int32)
     if shape.queries > 1:
         row = lax.broadcasted_iota(jnp.int32, like, 0)
-        position += lax.rem(row, jnp.int32(shape.queries))
-    if params.causal:
+        query = lax.rem(row, jnp.int32(shape.queries))
+    position = first + query
+    if static.tree:
+        word = jnp.zeros(like, jnp.int32)
+        for i in range(shape.queries):
+            this = r.tree[span.seq * shape.queries + i]
+            word = jnp.where(query == i, this, word)
+        seen &= masking.in_tree([word], key - first)
+    elif params.causal:
         seen &= key <= position
     if params.sliding_window is not None:
         seen &= position - key < params.sliding_window

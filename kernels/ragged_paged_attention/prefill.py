@@ -56,6 +56,7 @@ def prefill_attention(
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     sinks: jax.Array | None = None,
+    tree_mask: jax.Array | None = None,
     columns: bool | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -75,6 +76,7 @@ def prefill_attention(
       k_scale: f32[Hkv], factors on K.
       v_scale: f32[Hkv], factors on V.
       sinks: f32[Hq], one more logit per head, in the denominator only.
+      tree_mask: u32[T, words], in place of causal: see masking.in_tree.
       columns: the scores' orientation, [keys, rows] or [rows, keys]; None for
         the better one on the TPU that is lowered for.
       interpret: False, or pltpu.InterpretParams to run on a CPU.
@@ -93,6 +95,7 @@ def prefill_attention(
         sinks=sinks is not None,
         k_scale=k_scale is not None,
         v_scale=v_scale is not None,
+        tree_words=0 if tree_mask is None else tree_mask.shape[1],
     )
     out, lse = _call(static, interpret)(
         *_sequences_of_tiles(cu_q_lens, num_seqs, shape),
@@ -103,6 +106,7 @@ def prefill_attention(
         _to_tiles(q, shape),
         _scales(k_scale, v_scale, shape),
         _sinks(sinks, shape),
+        _tree(tree_mask, shape),
         kv_pages,
     )
     return _from_tiles(out, shape), _from_tiles(lse[..., None], shape)[..., 0]
@@ -160,6 +164,21 @@ def _sinks(sinks: jax.Array | None, shape: PrefillShape) -> jax.Array:
     return x.reshape(shape.num_kv_heads, 1, shape.rows)
 
 
+def _tree(tree_mask: jax.Array | None, shape: PrefillShape) -> jax.Array:
+    """i32[tiles, words, 1, rows] by columns, [tiles, words, rows, 1] by rows.
+
+    Without a mask one word per tile that nobody looks at.
+    """
+    if tree_mask is None:
+        return jnp.zeros((shape.tiles, 1, 1, 1), jnp.int32)
+    padding = shape.tiles * shape.queries - shape.tokens
+    words = lax.bitcast_convert_type(tree_mask, jnp.int32)
+    words = jnp.pad(words, ((0, padding), (0, 0)))
+    words = words.reshape(shape.tiles, shape.queries, -1).transpose(0, 2, 1)
+    words = jnp.tile(words, (1, 1, shape.group))
+    return jnp.expand_dims(words, 2 if shape.columns else 3)
+
+
 def _call(static: Static, interpret: Any) -> Any:
     shape = static.shape
     heads, rows = shape.num_kv_heads, shape.rows
@@ -179,6 +198,7 @@ def _call(static: Static, interpret: Any) -> Any:
                 block,
                 pl.BlockSpec(memory_space=pltpu.SMEM),
                 pl.BlockSpec(sinks, lambda *_: (0, 0, 0)),
+                pl.BlockSpec((None, *_tree_block(static)), of_step),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=[block, lse_block],
@@ -199,6 +219,14 @@ def _call(static: Static, interpret: Any) -> Any:
         name=f"prefill_attention_{'columns' if shape.columns else 'rows'}"
         f"_q{shape.queries}_p{shape.block_pages}x{shape.page_size}",
     )
+
+
+def _tree_block(static: Static) -> tuple[int, int, int]:
+    rows = static.shape.rows
+    if static.tree_words == 0:
+        return 1, 1, 1
+    layout = (1, rows) if static.shape.columns else (rows, 1)
+    return static.tree_words, *layout
 
 
 def _scratch(shape: PrefillShape) -> list[Any]:
@@ -299,7 +327,7 @@ def _sequence(
     def at_edge(block: Any) -> None:
         prefill_walk.fetch(static, r)
         half = prefill_walk.wait(static, r)
-        edge = _edge(static, tile, seen, block)
+        edge = _edge(static, r, tile, seen, block)
         _attend(static, r, half, edge, safe=safe)
 
     def step(block: Any) -> Any:
@@ -337,11 +365,16 @@ def _own(token: Any, seen: prefill_walk.Span) -> Any:
 
 
 def _edge(
-    static: Static, tile: Any, seen: prefill_walk.Span, block: Any
+    static: Static, r: Refs, tile: Any, seen: prefill_walk.Span, block: Any
 ) -> Edge:
     token = _tokens(static.shape, tile)
     own = _own(token, seen)
-    begin, end = masking.bounds(token + seen.offset, seen.kv_len, static.params)
+    begin, end = masking.bounds(
+        token + seen.offset,
+        seen.kv_len,
+        static.params,
+        tree=static.tree_words > 0,
+    )
     return Edge(
         first_key=block * static.shape.keys,
         key_begin=seen.begin,
@@ -349,6 +382,8 @@ def _edge(
         begin=begin,
         end=jnp.where(own, end, 0),
         own=own,
+        first_new=seen.token_begin + seen.offset,
+        tree=tuple(r.tree[i] for i in range(static.tree_words)),
     )
 
 

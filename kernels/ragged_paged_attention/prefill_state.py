@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from pagemill.kernels.common import masking
 from pagemill.kernels.ragged_paged_attention.prefill_shape import PrefillShape
 from pagemill.params import AttentionParams
 
@@ -25,6 +26,7 @@ class Static:
     sinks: bool
     k_scale: bool
     v_scale: bool
+    tree_words: int = 0  # 0: no tree mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Refs:
     q: Any  # [Hkv, rows, D] VMEM
     scales: Any  # f32[2, Hkv] SMEM: of K and of V
     sinks: Any  # f32[Hkv, 1, rows], times log2 e
+    tree: Any  # i32[words, 1, rows] by columns, [words, rows, 1] by rows
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
     out: Any  # as q
     lse: Any  # f32[Hkv, 1, rows]
@@ -67,11 +70,17 @@ class Edge:
     begin: Any  # i32[1, rows] or [rows, 1]: keys that a row sees, none
     end: Any  # where it belongs to another sequence
     own: Any  # bool as these: the row belongs to the sequence
+    first_new: Any  # i32 scalar, position of the sequence's first token
+    tree: tuple[Any, ...]  # words of the rows' tree mask, as begin; or none
 
     def rows(self, part: slice) -> Edge:
         """Of some rows of the tile, by rows."""
         return dataclasses.replace(
-            self, begin=self.begin[part], end=self.end[part], own=self.own[part]
+            self,
+            begin=self.begin[part],
+            end=self.end[part],
+            own=self.own[part],
+            tree=tuple(word[part] for word in self.tree),
         )
 
 
@@ -84,6 +93,8 @@ def masked(
     seen = key < end
     if static.params.sliding_window is not None:
         seen &= key >= edge.begin
+    if edge.tree:
+        seen &= masking.in_tree(edge.tree, key - edge.first_new)
     return jnp.where(seen, x, -jnp.inf)
 
 

@@ -9,6 +9,7 @@ tile never starts by waiting.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -63,8 +64,14 @@ def span(static: Static, r: Refs, tile: Any, seq: Any) -> Span:
     offset = kv_len - token_end
     first = jnp.maximum(tile_begin, token_begin)
     last = jnp.minimum(tile_end, token_end) - 1
-    begin, all_end = masking.bounds(first + offset, kv_len, static.params)
-    all_begin, end = masking.bounds(last + offset, kv_len, static.params)
+    tree = static.tree_words > 0
+    bounds = functools.partial(
+        masking.bounds, kv_len=kv_len, params=static.params, tree=tree
+    )
+    begin, all_end = bounds(first + offset)
+    all_begin, end = bounds(last + offset)
+    if tree:
+        all_end = jnp.minimum(all_end, jnp.maximum(token_begin + offset, 0))
     return Span(
         offset=offset,
         token_begin=token_begin,

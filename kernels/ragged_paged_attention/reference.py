@@ -153,7 +153,10 @@ def _attend(
             params,
             tree=None
             if queries.tree is None
-            else (queries.tree, keys[None, :] - first_new),
+            else (
+                [queries.tree[:, i : i + 1] for i in range(queries.tree.shape[1])],
+                keys[None, :] - first_new,
+            ),
         )
         logits = jnp.where(seen, masking.capped(logits, params), -jnp.inf)
         weights, highest, factor = softmax.weigh(logits, highest)

@@ -46,6 +46,7 @@ def ragged_paged_attention_tpu(
         rows.q_lens,
         table,
         o.num_seqs,
+        tree_mask=_few_words(o, rows, few),
         **common,
     )
     prefill = prefill_attention(
@@ -56,6 +57,7 @@ def ragged_paged_attention_tpu(
         o.cu_q_lens,
         o.num_seqs,
         min_q_len=few + 1,
+        tree_mask=o.tree_mask,
         **common,
     )
     outs = _merged(rows, few, decode, prefill)
@@ -92,6 +94,14 @@ def _few_queries(o: Operands, rows: _Rows, few: int) -> jax.Array:
     """[S, few, Hq, D]: each row's first tokens, and what follows them."""
     token = rows.starts[:, None] + jnp.arange(few, dtype=jnp.int32)
     return o.q.at[token].get(mode="clip")
+
+
+def _few_words(o: Operands, rows: _Rows, few: int) -> jax.Array | None:
+    """u32[S, few]: so few tokens need one word of the mask each."""
+    if o.tree_mask is None:
+        return None
+    token = rows.starts[:, None] + jnp.arange(few, dtype=jnp.int32)
+    return o.tree_mask[:, 0].at[token].get(mode="clip")
 
 
 def _merged(
