@@ -29,6 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import exp2_softmax, masking
 from pagemill.kernels.common.exp2_softmax import LANES, LN_2, LOG2_E
+from pagemill.kernels.common.kv_block import KVBlock, kv_block
 from pagemill.kernels.ragged_paged_attention.decode_shape import (
     DecodeShape,
     fit_block_pages,
@@ -57,7 +58,7 @@ def decode_attention(
     Args:
       q: [S, queries, Hq, D] f32 or bf16; query i of row s stands at position
         ``kv_lens[s] - q_lens[s] + i``; those from ``q_lens[s]`` on are dead.
-      kv_pages: [N, 2, Hkv, page_size, D], K and V planes; f32, bf16, fp8, int8.
+      kv_pages: of params.kv_layout; f32, bf16, and as planes fp8 and int8.
       kv_lens: i32[S], this step's tokens included.
       q_lens: i32[S]; rows with 0, or more than ``queries``, are skipped.
       page_indices: i32[S * pages_per_seq].
@@ -75,14 +76,13 @@ def decode_attention(
       lse: f32[S, queries, Hq], log-sum-exp of the logits and the sink; -inf
         where there are none.
     """
-    shape = _shape(q, kv_pages, page_indices, tuning)
+    shape, block = _shape(q, kv_pages, page_indices, params, tuning)
     if tree_mask is None:
         tree = jnp.zeros((1,), jnp.int32)
     else:
         tree = lax.bitcast_convert_type(tree_mask, jnp.int32).reshape(-1)
-    out, lse = _call(
-        shape, params, tuning, interpret, tree=tree_mask is not None
-    )(
+    static = _Static(shape, block, params, tree=tree_mask is not None)
+    out, lse = _call(static, tuning, interpret)(
         kv_lens,
         q_lens,
         page_indices,
@@ -90,36 +90,34 @@ def decode_attention(
         tree,
         _to_rows(q, shape),
         _columns(shape, params, k_scale, v_scale, sinks),
-        kv_pages,
+        block.view(kv_pages),
     )
     return _from_rows(out, shape), _from_rows(lse[..., 0, :, None], shape)[..., 0]
 
 
 def _shape(
-    q: jax.Array, kv_pages: jax.Array, page_indices: jax.Array, tuning: Tuning
-) -> DecodeShape:
+    q: jax.Array,
+    kv_pages: jax.Array,
+    page_indices: jax.Array,
+    params: AttentionParams,
+    tuning: Tuning,
+) -> tuple[DecodeShape, KVBlock]:
     seqs, queries, num_q_heads, head_dim = q.shape
-    _, _, num_kv_heads, page_size, _ = kv_pages.shape
+    block = kv_block(kv_pages, params, head_dim=head_dim)
     pages_per_seq = page_indices.shape[0] // seqs
-    return DecodeShape(
+    shape = DecodeShape(
         seqs=seqs,
         queries=queries,
         num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=block.heads,
         head_dim=head_dim,
-        page_size=page_size,
+        page_size=block.page_size,
         pages_per_seq=pages_per_seq,
-        kv_dtype=jnp.dtype(kv_pages.dtype),
+        kv_dtype=block.dtype,
         out_dtype=jnp.dtype(q.dtype),
-        block_pages=fit_block_pages(
-            tuning,
-            page_size=page_size,
-            pages_per_seq=pages_per_seq,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            kv_dtype=jnp.dtype(kv_pages.dtype),
-        ),
+        block_pages=fit_block_pages(block, pages_per_seq, tuning),
     )
+    return shape, dataclasses.replace(block, pages=shape.block_pages)
 
 
 def _to_rows(q: jax.Array, shape: DecodeShape) -> jax.Array:
@@ -176,14 +174,8 @@ def _columns(
     return jnp.broadcast_to(columns[..., None], (*columns.shape, LANES))
 
 
-def _call(
-    shape: DecodeShape,
-    params: AttentionParams,
-    tuning: Tuning,
-    interpret: Any,
-    *,
-    tree: bool,
-) -> Any:
+def _call(static: _Static, tuning: Tuning, interpret: Any) -> Any:
+    shape, kv = static.shape, static.block
     cores, steps, seqs = shape.cores, shape.steps, shape.seqs_per_step
     rows, dots = shape.dot_rows, shape.dots
     total = steps * cores * seqs
@@ -199,9 +191,8 @@ def _call(
         (3, dots, rows, LANES), lambda *_: (0, 0, 0, 0)
     )
     per_head = (dots, shape.dot_heads, rows, shape.head_dim)
-    page = (2, shape.num_kv_heads, shape.page_size, shape.head_dim)
     return pl.pallas_call(
-        functools.partial(_kernel, _Static(shape, params, tree)),
+        functools.partial(_kernel, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=(cores, steps),
@@ -212,15 +203,14 @@ def _call(
             ],
             out_specs=[block, lse_block],
             scratch_shapes=[
-                pltpu.VMEM(
-                    (shape.buffers, shape.block_pages, *page), shape.kv_dtype
-                ),
+                kv.buffers(shape.buffers),
                 pltpu.SemaphoreType.DMA((shape.buffers,)),
                 pltpu.VMEM(per_head, shape.dtype),
                 pltpu.VMEM((dots, rows, LANES), jnp.float32),
                 pltpu.VMEM((dots, rows, LANES), jnp.float32),
                 pltpu.VMEM(per_head, jnp.float32),
                 pltpu.SMEM((_STATE_WORDS,), jnp.int32),
+                *kv.split_scratch,
             ],
         ),
         out_shape=[
@@ -245,6 +235,7 @@ def _call(
 @dataclasses.dataclass(frozen=True)
 class _Static:
     shape: DecodeShape
+    block: KVBlock
     params: AttentionParams
     tree: bool
 
@@ -270,13 +261,15 @@ class _Refs:
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
     out: Any  # as q
     lse: Any  # f32[seqs_per_step, dots, 1, lanes]
-    kv: Any  # [buffers, block_pages, 2, Hkv, page_size, D]
+    kv: Any  # see KVBlock
     arrived: Any  # DMA semaphore per buffer
     diagonal: Any  # [dots, dot_heads, dot_rows, D], rows of one head each
     highest: Any  # f32[dots, dot_rows, LANES], see exp2_softmax
     total: Any  # f32[dots, dot_rows, LANES]
     acc: Any  # f32[dots, dot_heads, dot_rows, D]; other heads' rows: garbage
     state: Any  # i32[_STATE_WORDS] SMEM
+    planes: Any  # see KVBlock
+    words: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,7 +359,9 @@ def _seek(static: _Static, r: _Refs, seq: Any) -> None:
 
 def _copy(static: _Static, r: _Refs, buffer: Any, i: Any, page: Any) -> Any:
     return pltpu.make_async_copy(
-        r.kv_pages.at[page], r.kv.at[buffer, i], r.arrived.at[buffer]
+        r.kv_pages.at[page],
+        static.block.page(r.kv, buffer, i),
+        r.arrived.at[buffer],
     )
 
 
@@ -508,6 +503,7 @@ def _attend(
       meanwhile: called between QK and softmax.
     """
     shape = static.shape
+    static.block.split(r.kv, buffer, r.planes, r.words)
     dots = range(shape.dots)
     logits = []
     for dot in dots:
@@ -535,9 +531,7 @@ def _plane(
     static: _Static, r: _Refs, buffer: Any, pages: int, plane: int, head: int
 ) -> Any:
     """K (plane 0) or V (1) of a head: [keys, D] in the cache's dtype."""
-    shape = static.shape
-    rows = r.kv[buffer, pl.ds(0, pages), plane, head]
-    return rows.reshape(pages * shape.page_size, shape.head_dim)
+    return static.block.plane(r.kv, buffer, r.planes, plane, head, pages)
 
 
 def _logits(

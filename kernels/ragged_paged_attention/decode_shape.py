@@ -6,6 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+from pagemill.kernels.common.kv_block import KVBlock
 from pagemill.params import Tuning
 
 LANES = 128
@@ -100,25 +101,20 @@ class DecodeShape:
         return tuple(reversed(sizes))
 
 
-def fit_block_pages(
-    tuning: Tuning,
-    *,
-    page_size: int,
-    pages_per_seq: int,
-    num_kv_heads: int,
-    head_dim: int,
-    kv_dtype: np.dtype[np.generic],
-) -> int:
+def fit_block_pages(block: KVBlock, pages_per_seq: int, tuning: Tuning) -> int:
     """Pages of a block: a power of two, unless the tuning says otherwise."""
     if tuning.num_kv_pages_per_block is not None:
         return tuning.num_kv_pages_per_block
-    lanes = -(-head_dim // LANES) * LANES
-    page_bytes = 2 * num_kv_heads * page_size * lanes * kv_dtype.itemsize
-    keys = _KEYS_PER_BLOCK * max(1, 2 // kv_dtype.itemsize)
+    lanes = -(-block.head_dim // LANES) * LANES
+    item = block.dtype.itemsize
+    page_bytes = 2 * block.heads * block.page_size * lanes * item
+    # To split a block into planes takes as much as two more.
+    buffers = _BUFFERS + (0 if block.planes_as_stored else 2)
+    keys = _KEYS_PER_BLOCK * max(1, 2 // item)
     pages = 1
     while (
-        pages * 2 * page_size <= keys
-        and pages * 2 * page_bytes * _BUFFERS <= _BUFFER_BYTES
+        pages * 2 * block.page_size <= keys
+        and pages * 2 * page_bytes * buffers <= _BUFFER_BYTES
         and pages < pages_per_seq
     ):
         pages *= 2

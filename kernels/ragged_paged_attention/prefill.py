@@ -14,6 +14,7 @@ prefill_rows.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -24,6 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import masking
+from pagemill.kernels.common.kv_block import kv_block
 from pagemill.kernels.ragged_paged_attention import (
     prefill_columns,
     prefill_rows,
@@ -65,7 +67,7 @@ def prefill_attention(
     Args:
       q: [T, Hq, D] f32 or bf16; query i of row s stands at position
         ``kv_lens[s] - q_len + i``; tokens behind the last row's may be NaN.
-      kv_pages: [N, 2, Hkv, page_size, D], K and V planes; f32, bf16, fp8, int8.
+      kv_pages: of params.kv_layout; f32, bf16, and as planes fp8 and int8.
       kv_lens: i32[S], this step's tokens included.
       page_indices: i32[S * pages_per_seq].
       cu_q_lens: i32[S + 1].
@@ -87,9 +89,12 @@ def prefill_attention(
         are none, and for dead and skipped rows.
     """
     pages_per_seq = page_indices.shape[0] // kv_lens.shape[0]
-    shape = fit(q, kv_pages, pages_per_seq, tuning, columns=columns)
+    block = kv_block(kv_pages, params, head_dim=q.shape[2])
+    shape = fit(q, block, pages_per_seq, tuning, columns=columns)
+    block = dataclasses.replace(block, pages=shape.block_pages)
     static = Static(
         shape,
+        block,
         params,
         min_q_len,
         sinks=sinks is not None,
@@ -107,7 +112,7 @@ def prefill_attention(
         _scales(k_scale, v_scale, shape),
         _sinks(sinks, shape),
         _tree(tree_mask, shape),
-        kv_pages,
+        block.view(kv_pages),
     )
     return _from_tiles(out, shape), _from_tiles(lse[..., None], shape)[..., 0]
 
@@ -202,7 +207,7 @@ def _call(static: Static, interpret: Any) -> Any:
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=[block, lse_block],
-            scratch_shapes=_scratch(shape),
+            scratch_shapes=_scratch(static),
         ),
         out_shape=[
             jax.ShapeDtypeStruct(
@@ -229,9 +234,9 @@ def _tree_block(static: Static) -> tuple[int, int, int]:
     return static.tree_words, *layout
 
 
-def _scratch(shape: PrefillShape) -> list[Any]:
+def _scratch(static: Static) -> list[Any]:
+    shape = static.shape
     heads, rows = shape.num_kv_heads, shape.rows
-    page = (2, heads, shape.page_size, shape.head_dim)
     way = prefill_columns if shape.columns else prefill_rows
     state = pltpu.VMEM(way.state_shape(heads, rows), jnp.float32)
     unused = pltpu.VMEM((8, 128), jnp.float32)
@@ -239,13 +244,14 @@ def _scratch(shape: PrefillShape) -> list[Any]:
     if shape.columns:
         acc = (shape.head_dim + 8, rows)
     return [
-        pltpu.VMEM((2, shape.block_pages, *page), shape.kv_dtype),
+        static.block.buffers(2),
         pltpu.SemaphoreType.DMA((2,)),
         state,
         unused if shape.columns else state,
         pltpu.VMEM((heads, *acc), jnp.float32),
         state if shape.columns else unused,
         pltpu.SMEM((prefill_walk.WORDS,), jnp.int32),
+        *static.block.split_scratch,
     ]
 
 
@@ -390,6 +396,7 @@ def _edge(
 def _attend(
     static: Static, r: Refs, half: Any, edge: Edge | None, *, safe: bool
 ) -> None:
+    static.block.split(r.kv, half, r.planes, r.words)
     if static.shape.columns:
         prefill_columns.attend(static, r, half, edge, safe=safe)
     else:

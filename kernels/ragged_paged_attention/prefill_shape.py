@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.common.kv_block import KVBlock
 from pagemill.params import Tuning
 
 LANES = 128
@@ -37,6 +38,7 @@ class PrefillShape:
     columns: bool  # scores as [keys, rows], not [rows, keys]
     vmem_limit: int  # bytes
     cores: int = 1
+    split: bool = False  # blocks of keys are split into planes
 
     @property
     def keys(self) -> int:
@@ -105,7 +107,7 @@ def chip() -> Chip:
 
 def fit(
     q: Any,
-    kv_pages: Any,
+    block: KVBlock,
     pages_per_seq: int,
     tuning: Tuning,
     *,
@@ -113,21 +115,21 @@ def fit(
 ) -> PrefillShape:
     """The shape of a call; values that the tuning sets are kept."""
     tokens, num_q_heads, head_dim = q.shape
-    _, _, num_kv_heads, page_size, _ = kv_pages.shape
     shape = PrefillShape(
         tokens=tokens,
         num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=block.heads,
         head_dim=head_dim,
-        page_size=page_size,
+        page_size=block.page_size,
         pages_per_seq=pages_per_seq,
-        kv_dtype=jnp.dtype(kv_pages.dtype),
+        kv_dtype=block.dtype,
         out_dtype=jnp.dtype(q.dtype),
-        queries=_queries(num_q_heads // num_kv_heads, tuning),
+        queries=_queries(num_q_heads // block.heads, tuning),
         block_pages=1,
         columns=chip().columns if columns is None else columns,
         vmem_limit=tuning.vmem_limit_bytes or chip().vmem_limit,
         cores=chip().cores,
+        split=not block.planes_as_stored,
     )
     if tuning.num_kv_pages_per_block is not None:
         pages = tuning.num_kv_pages_per_block
@@ -177,7 +179,8 @@ def vmem_bytes(shape: PrefillShape) -> int:
     lanes = -(-shape.head_dim // LANES) * LANES
     item = shape.kv_dtype.itemsize
     page = -(-shape.page_size * item // 32) * 32
-    kv = 2 * 2 * shape.num_kv_heads * shape.block_pages * page * lanes
+    blocks = 4 if shape.split else 2
+    kv = blocks * 2 * shape.num_kv_heads * shape.block_pages * page * lanes
     rows = shape.num_kv_heads * shape.rows
     q_and_out = 2 * 2 * rows * lanes * shape.out_dtype.itemsize
     state = rows * 4 * (lanes + (3 * 8 if shape.columns else 2 * LANES))

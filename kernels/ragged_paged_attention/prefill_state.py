@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from pagemill.kernels.common import masking
+from pagemill.kernels.common.kv_block import KVBlock
 from pagemill.kernels.ragged_paged_attention.prefill_shape import PrefillShape
 from pagemill.params import AttentionParams
 
@@ -21,6 +22,7 @@ class Static:
     """What is known when the kernel is traced."""
 
     shape: PrefillShape
+    block: KVBlock
     params: AttentionParams
     min_q_len: int
     sinks: bool
@@ -50,7 +52,7 @@ class Refs:
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
     out: Any  # as q
     lse: Any  # f32[Hkv, 1, rows]
-    kv: Any  # [2, block_pages, 2, Hkv, page_size, D]
+    kv: Any  # two halves, see KVBlock
     arrived: Any  # DMA semaphore per half of kv
     top: Any  # f32, about the highest logit, times log2 e; -inf before any
     total: Any  # by rows: f32, sums of weights 2^(logit - top), lane by lane
@@ -58,6 +60,8 @@ class Refs:
     # f32[Hkv, rows, D] by rows
     jump: Any  # by columns: f32, the highest weight before it was rescaled
     walk: Any  # i32[...] SMEM, see prefill_walk
+    planes: Any  # see KVBlock
+    words: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +104,9 @@ def masked(
 
 def plane(static: Static, r: Refs, half: Any, which: int, head: Any) -> Any:
     """K (0) or V (1) of a head: [keys, D] as the products take it."""
-    shape = static.shape
-    x = r.kv[half, :, which, head]
-    return x.reshape(shape.keys, shape.head_dim).astype(shape.dtype)
+    block = static.block
+    x = block.plane(r.kv, half, r.planes, which, head, block.pages)
+    return x.astype(static.shape.dtype)
 
 
 def values(static: Static, r: Refs, half: Any, head: Any, edge: Any) -> Any:

@@ -145,9 +145,11 @@ def _seek(static: Static, r: Refs, tile: Any, seq: Any) -> None:
     r.walk[_BLOCK], r.walk[_END] = block, end
 
 
-def _copy(r: Refs, half: Any, i: Any, page: Any) -> Any:
+def _copy(static: Static, r: Refs, half: Any, i: Any, page: Any) -> Any:
     return pltpu.make_async_copy(
-        r.kv_pages.at[page], r.kv.at[half, i], r.arrived.at[half]
+        r.kv_pages.at[page],
+        static.block.page(r.kv, half, i),
+        r.arrived.at[half],
     )
 
 
@@ -191,7 +193,7 @@ def _start_copies(
     entry = seq * shape.pages_per_seq + first_slot
 
     def body(i: Any, carry: Any) -> Any:
-        _copy(r, half, i, r.page_indices[entry + i]).start()
+        _copy(static, r, half, i, r.page_indices[entry + i]).start()
         return carry
 
     lax.fori_loop(low, high, body, jnp.int32(0))
@@ -211,7 +213,7 @@ def fetch_following(static: Static, r: Refs, seen: Span) -> None:
     row = seq * shape.pages_per_seq
     for i in range(shape.block_pages):
         slot = jnp.minimum(block * shape.block_pages + i, last_slot)
-        _copy(r, half, i, r.page_indices[row + slot]).start()
+        _copy(static, r, half, i, r.page_indices[row + slot]).start()
     r.walk[_PAGES + half] = jnp.int32(shape.block_pages)
     r.walk[_FETCHED] = r.walk[_FETCHED] + 1
     r.walk[_BLOCK] = block + 1
@@ -238,7 +240,7 @@ def wait(static: Static, r: Refs) -> Any:
         pltpu.make_async_copy(block, block, r.arrived.at[half]).wait()
 
     def body(_: Any, carry: Any) -> Any:
-        _copy(r, half, 0, 0).wait()
+        _copy(static, r, half, 0, 0).wait()
         return carry
 
     lax.fori_loop(jnp.int32(0), jnp.where(whole, 0, pages), body, jnp.int32(0))

@@ -72,3 +72,21 @@ class TestInterpret(suite.Suite):
     def test_pages_left_of_the_window_are_not_fetched(self) -> None:
         self.tuning = Tuning(num_kv_pages_per_block=1)
         suite.check_window_cuts_the_work(self)
+
+    @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
+    @pytest.mark.parametrize("dtype", suite.DTYPES)
+    @pytest.mark.parametrize(
+        ("heads", "head_dim"), [((4, 2), 128), ((9, 3), 80), ((4, 4), 256)]
+    )
+    def test_layouts(
+        self, heads: tuple[int, int], head_dim: int, dtype: str, layout: KVLayout
+    ) -> None:
+        self.layout = layout
+        batch = random_batch(
+            suite.MIXED,
+            num_q_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+            dtype=jnp.dtype(dtype),
+        )
+        self.check(batch, sliding_window=19)
