@@ -17,9 +17,6 @@ from pagemill.kernels.ragged_paged_attention import update
 from pagemill.kernels.ragged_paged_attention.cpu import (
     ragged_paged_attention_cpu,
 )
-from pagemill.kernels.ragged_paged_attention.kernel import (
-    ragged_paged_attention_tpu,
-)
 from pagemill.kernels.ragged_paged_attention.operands import Operands
 from pagemill.kernels.ragged_paged_attention.reference import (
     ragged_paged_attention_xla,
@@ -29,6 +26,9 @@ from pagemill.kernels.ragged_paged_attention.spec import (
     RAGGED_PAGED_ATTENTION,
     UPDATE_KV_PAGES,
     for_layout,
+)
+from pagemill.kernels.ragged_paged_attention.tpu import (
+    ragged_paged_attention_tpu,
 )
 from pagemill.kv_cache import KVLayout, as_layout, page_size_of
 from pagemill.params import AttentionParams, Tuning
