@@ -105,17 +105,21 @@ def fit_block_pages(block: KVBlock, pages_per_seq: int, tuning: Tuning) -> int:
     """Pages of a block: a power of two, unless the tuning says otherwise."""
     if tuning.num_kv_pages_per_block is not None:
         return tuning.num_kv_pages_per_block
-    lanes = -(-block.head_dim // LANES) * LANES
-    item = block.dtype.itemsize
-    page_bytes = 2 * block.heads * block.page_size * lanes * item
-    # To split a block into planes takes as much as two more.
-    buffers = _BUFFERS + (0 if block.planes_as_stored else 2)
-    keys = _KEYS_PER_BLOCK * max(1, 2 // item)
+    keys = _KEYS_PER_BLOCK * max(1, 2 // block.dtype.itemsize)
     pages = 1
     while (
         pages * 2 * block.page_size <= keys
-        and pages * 2 * page_bytes * buffers <= _BUFFER_BYTES
-        and pages < pages_per_seq
+        and buffer_bytes(block, pages * 2) <= _BUFFER_BYTES
+        and pages * 2 <= pages_per_seq
     ):
         pages *= 2
     return pages
+
+
+def buffer_bytes(block: KVBlock, pages: int) -> int:
+    """Bytes of VMEM for blocks of so many pages, tiles padded; an estimate."""
+    lanes = -(-block.head_dim // LANES) * LANES
+    page = 2 * block.heads * block.page_size * lanes * block.dtype.itemsize
+    # To split a block into planes takes as much as two more.
+    buffers = _BUFFERS + (0 if block.planes_as_stored else 2)
+    return pages * page * buffers

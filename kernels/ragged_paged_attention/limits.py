@@ -1,4 +1,4 @@
-"""What keeps the TPU kernel from compiling: its limits, with remedies."""
+"""What keeps the TPU kernels from compiling: their limits, with remedies."""
 
 from __future__ import annotations
 
@@ -6,92 +6,110 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from pagemill.errors import Problem
-from pagemill.kernels.ragged_paged_attention import tuning as tuning_lib
-from pagemill.kernels.ragged_paged_attention.tuning import LANES, KernelShape
-from pagemill.params import SMEM_BYTES, SMEM_RESERVE, Tuning
+from pagemill.kernels.common.kv_block import KVBlock, kv_block
+from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
+from pagemill.kv_cache import KVLayout
+from pagemill.params import SMEM_BYTES, SMEM_RESERVE, AttentionParams, Tuning
 
-# What the compiler grants a kernel by default, on the generations where that
-# is least.
-VMEM_DEFAULT = 16 * 2**20
 # Scalar operands lie in scalar memory whole, on every generation; the compiler
 # keeps a few KiB to itself.
 SMEM_LIMIT = min(SMEM_BYTES.values()) - SMEM_RESERVE
+# Each scalar operand is rounded up.
+_SMEM_GRANULE = 2**10
 
 
-def tpu_limits(call: Mapping[str, Any]) -> Iterator[Problem]:
+def tpu_limits(
+    call: Mapping[str, Any], layout: KVLayout = KVLayout.INTERLEAVED
+) -> Iterator[Problem]:
     """Limits that a call goes past.
 
-    Any page_size and number of heads will do, and any head_dim up to a tile's
-    lanes: beyond, whole tiles only, since heads are loaded tile by tile.
+    Any page_size, head_dim and number of heads will do. Pages of 8 bits need
+    KVLayout.PLANES. The page table and the other metadata lie in scalar memory
+    as a whole.
 
     Args:
       call: letters, operands and options of the op's spec.
+      layout: of kv_pages.
     """
-    shape = KernelShape(
-        max_num_tokens=call["T"],
-        pages_per_seq=call["P"],
-        page_size=call["page"],
-        num_q_heads=call["Hq"],
-        num_kv_heads=call["num_kv_heads"],
-        head_dim=call["D"],
-        dtype=np.dtype(call["q"].dtype),
+    params = AttentionParams(
+        sm_scale=1.0, num_kv_heads=call["num_kv_heads"], kv_layout=layout
     )
     fields = dataclasses.fields(Tuning)
     tuning = Tuning(**{f.name: call.get(f.name) for f in fields})
-    yield from _head_dim(shape.head_dim)
-    yield from _scalar_memory(shape, call["S"], tuning)
-    yield from _vector_memory(shape, tuning)
+    block = kv_block(call["kv_pages"], params, head_dim=call["D"])
+    yield from _narrow_pages(block)
+    yield from _scalar_memory(call, block, tuning)
+    yield from _vector_memory(call, block, tuning)
 
 
-def _head_dim(head_dim: int) -> Iterator[Problem]:
-    if head_dim > LANES and head_dim % LANES:
-        padded = -(-head_dim // LANES) * LANES
+def smem_bytes(
+    max_num_tokens: int, max_num_seqs: int, pages_per_seq: int, queries: int
+) -> int:
+    """Bytes of a kernel's scalar operands; tiles of that many queries."""
+    tiles = -(-max_num_tokens // queries)
+    table = max_num_seqs * pages_per_seq
+    return sum(
+        -(-4 * entries // _SMEM_GRANULE) * _SMEM_GRANULE
+        for entries in (tiles, tiles, max_num_seqs, table, max_num_seqs + 1, 1)
+    )
+
+
+def _narrow_pages(block: KVBlock) -> Iterator[Problem]:
+    if block.dtype.itemsize == 1 and not block.planes_as_stored:
         yield Problem(
-            "head_dim",
-            f"head_dim={head_dim} must be at most {LANES} or a multiple of it "
-            "on TPUs.",
-            f"Pad q and kv_pages with zeros to {padded}, and keep the sm_scale "
-            f"of {head_dim}.",
+            "kv_pages",
+            f"kv_pages of {block.dtype} must have kv_layout='planes' on TPUs, "
+            f"not {block.layout.value!r}.",
+            "Make the cache with pagemill.KVCacheSpec(layout='planes').",
         )
 
 
 def _scalar_memory(
-    shape: KernelShape, max_num_seqs: int, tuning: Tuning
+    call: Mapping[str, Any], block: KVBlock, tuning: Tuning
 ) -> Iterator[Problem]:
-    def need(shape: KernelShape) -> int:
-        return tuning_lib.smem_bytes(
-            shape, max_num_seqs, tuning_lib.fit(shape, tuning)
-        )
+    shape = _prefill(call, block, tuning)
+    seqs, slots = call["S"], call["P"]
 
-    if need(shape) <= SMEM_LIMIT:
+    def need(slots: int) -> int:
+        return smem_bytes(call["T"], seqs, slots, shape.queries)
+
+    if need(slots) <= SMEM_LIMIT:
         return
-    fitting = shape
-    while need(fitting) > SMEM_LIMIT and fitting.pages_per_seq > 1:
-        fitting = dataclasses.replace(
-            fitting,
-            page_size=2 * fitting.page_size,
-            pages_per_seq=-(-fitting.pages_per_seq // 2),
-        )
+    page_size, fitting = block.page_size, slots
+    while need(fitting) > SMEM_LIMIT and fitting > 1:
+        page_size, fitting = 2 * page_size, -(-fitting // 2)
     yield Problem(
         "page_indices",
-        f"page_indices.shape=({max_num_seqs}, {shape.pages_per_seq}) and the "
-        f"other metadata need {need(shape)} bytes of scalar memory; the limit "
-        f"is {SMEM_LIMIT}.",
-        f"Use pages of at least {fitting.page_size} tokens, so that rows are "
-        "shorter, or fewer sequences.",
+        f"page_indices.shape=({seqs}, {slots}) and the other metadata need "
+        f"{need(slots)} bytes of scalar memory; the limit is {SMEM_LIMIT}.",
+        f"Use pages of at least {page_size} tokens, so that rows are shorter, "
+        "or fewer sequences.",
     )
 
 
-def _vector_memory(shape: KernelShape, tuning: Tuning) -> Iterator[Problem]:
-    need = tuning_lib.vmem_bytes(shape, tuning_lib.fit(shape, tuning))
-    limit = tuning.vmem_limit_bytes or VMEM_DEFAULT
-    if need > limit:
+def _vector_memory(
+    call: Mapping[str, Any], block: KVBlock, tuning: Tuning
+) -> Iterator[Problem]:
+    shape = _prefill(call, block, tuning)
+    pages = decode_shape.fit_block_pages(block, call["P"], tuning)
+    need = max(
+        prefill_shape.vmem_bytes(shape),
+        decode_shape.buffer_bytes(block, pages),
+    )
+    if need > shape.vmem_limit:
         yield Problem(
             "vmem_limit_bytes",
             f"The kernel's buffers need about {need} bytes of vector memory; "
-            f"vmem_limit_bytes={limit}.",
+            f"vmem_limit_bytes={shape.vmem_limit}.",
             "Use smaller pages or blocks, or raise vmem_limit_bytes where the "
             "chip has more.",
         )
+
+
+def _prefill(
+    call: Mapping[str, Any], block: KVBlock, tuning: Tuning
+) -> prefill_shape.PrefillShape:
+    return prefill_shape.fit(
+        call["q"], block, call["P"], tuning, columns=None
+    )

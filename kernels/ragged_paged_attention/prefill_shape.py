@@ -150,7 +150,7 @@ def _largest(shape: PrefillShape, *, may_cut: bool) -> PrefillShape:
         shape = dataclasses.replace(shape, queries=fewer)
     while (
         shape.keys * 2 <= _KEYS_PER_BLOCK
-        and shape.block_pages < shape.pages_per_seq
+        and shape.block_pages * 2 <= shape.pages_per_seq
     ):
         larger = dataclasses.replace(shape, block_pages=2 * shape.block_pages)
         if vmem_bytes(larger) > budget:

@@ -7,6 +7,7 @@ search for, where there is one; the remedy is ours.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from pagemill.batch import BATCH_OPERANDS
@@ -419,8 +420,13 @@ def for_layout(op: OpSpec, layout: KVLayout) -> OpSpec:
         if r is not _COMBINED_IS_EVEN and r is not _NOT_EMPTY
     ]
     relations += [changes["pack"]] if "pack" in changes else []
+    limits = {
+        platform: functools.partial(limit, layout=layout)
+        for platform, limit in op.limits.items()
+    }
     return dataclasses.replace(
         op,
+        limits=limits,
         operands=tuple(changes.get(o.name, o) for o in op.operands),
         relations=(_NOT_EMPTY_PAGES, *relations),
         attributes=tuple(changes.get(a.name, a) for a in op.attributes),

@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagemill.errors import Problem
-from pagemill.kernels.ragged_paged_attention import tuning
+from pagemill.kernels.common.kv_block import KVBlock, kv_block
+from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
 from pagemill.kernels.ragged_paged_attention.limits import tpu_limits
-from pagemill.params import Tuning
-
-SHAPE = tuning.KernelShape(
-    max_num_tokens=256,
-    pages_per_seq=32,
-    page_size=16,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    dtype=jnp.dtype(jnp.bfloat16),
-)
+from pagemill.kv_cache import KVCacheSpec, KVLayout
+from pagemill.params import AttentionParams, Tuning
 
 
-def shape(**changes: Any) -> tuning.KernelShape:
-    return dataclasses.replace(SHAPE, **changes)
+def call(
+    *,
+    tokens: int = 256,
+    seqs: int = 64,
+    slots: int = 32,
+    page_size: int = 16,
+    heads: tuple[int, int] = (32, 8),
+    head_dim: int = 128,
+    dtype: Any = jnp.bfloat16,
+    kv_dtype: Any = None,
+    layout: KVLayout = KVLayout.PLANES,
+    **options: int,
+) -> dict[str, Any]:
+    spec = KVCacheSpec(
+        1000, page_size, heads[1], head_dim, kv_dtype or dtype, layout
+    )
+    return {
+        "T": tokens,
+        "S": seqs,
+        "P": slots,
+        "D": head_dim,
+        "num_kv_heads": heads[1],
+        "q": jax.ShapeDtypeStruct((tokens, heads[0], head_dim), dtype),
+        "kv_pages": jax.ShapeDtypeStruct(spec.shape, spec.dtype),
+        **options,
+    }
 
 
 def limits(
-    shape: tuning.KernelShape, max_num_seqs: int, **options: int
+    layout: KVLayout = KVLayout.PLANES, **changes: Any
 ) -> list[Problem]:
-    call = {
-        "T": shape.max_num_tokens,
-        "P": shape.pages_per_seq,
-        "page": shape.page_size,
-        "Hq": shape.num_q_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "D": shape.head_dim,
-        "q": jax.ShapeDtypeStruct((), shape.dtype),
-        "S": max_num_seqs,
-        **options,
-    }
-    return list(tpu_limits(call))
+    return list(tpu_limits(call(layout=layout, **changes), layout))
+
+
+def block_of(made: dict[str, Any], layout: KVLayout) -> KVBlock:
+    params = AttentionParams(
+        sm_scale=1.0, num_kv_heads=made["num_kv_heads"], kv_layout=layout
+    )
+    return kv_block(made["kv_pages"], params, head_dim=made["D"])
 
 
 @given(
@@ -53,76 +63,79 @@ def limits(
     slots=st.integers(1, 4096),
     page_size=st.integers(1, 256),
     heads=st.sampled_from([(8, 8), (32, 8), (7, 1), (28, 4), (25, 5), (1, 1)]),
-    head_dim=st.sampled_from([64, 80, 96, 128, 256]),
-    dtype=st.sampled_from([jnp.bfloat16, np.float32]),
+    head_dim=st.sampled_from([64, 80, 96, 112, 128, 192, 256]),
+    dtype=st.sampled_from([jnp.bfloat16, jnp.float32]),
+    layout=st.sampled_from(list(KVLayout)),
 )
 def test_fitted_blocks_are_legal(
-    tokens: int,
-    slots: int,
-    page_size: int,
-    heads: tuple[int, int],
-    head_dim: int,
-    dtype: Any,
+    layout: KVLayout, slots: int, **sizes: Any
 ) -> None:
     """C40: what is fitted passes the checks of what is given."""
-    fitted_for = shape(
-        max_num_tokens=tokens,
-        pages_per_seq=slots,
-        page_size=page_size,
-        num_q_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=head_dim,
-        dtype=jnp.dtype(dtype),
+    made = call(layout=layout, slots=slots, **sizes)
+    block = block_of(made, layout)
+    pages = decode_shape.fit_block_pages(block, slots, Tuning())
+    assert 0 < pages <= slots
+    fitted = prefill_shape.fit(
+        made["q"], block, slots, Tuning(), columns=None
     )
-    blocks = tuning.fit(fitted_for, Tuning())
-    assert 0 < blocks.pages <= slots
-    assert blocks.queries > 0
-    assert blocks.queries & (blocks.queries - 1) == 0
+    assert 0 < fitted.block_pages <= slots
+    assert fitted.queries > 0
+    assert fitted.queries & (fitted.queries - 1) == 0
     again = Tuning(
-        num_kv_pages_per_block=blocks.pages,
-        num_queries_per_block=blocks.queries,
+        num_kv_pages_per_block=fitted.block_pages,
+        num_queries_per_block=fitted.queries,
     )
-    assert tuning.fit(fitted_for, again) == blocks
+    assert fitted == prefill_shape.fit(
+        made["q"], block, slots, again, columns=None
+    )
+    made["S"] = 1
     # Only a single page that is too large by itself can be past a limit.
-    assert not limits(fitted_for, 1) or blocks.pages == 1
-
-
-def test_given_sizes_are_kept() -> None:
-    given_sizes = Tuning(num_kv_pages_per_block=7, num_queries_per_block=20)
-    assert tuning.fit(SHAPE, given_sizes) == tuning.BlockSizes(7, 32)
+    assert not list(tpu_limits(made, layout)) or fitted.block_pages == 1
 
 
 def test_a_small_budget_makes_small_blocks() -> None:
-    small = tuning.fit(SHAPE, Tuning(vmem_limit_bytes=3 * 2**20))
-    blocks = tuning.fit(SHAPE, Tuning())
-    assert small.pages < blocks.pages
-    assert tuning.vmem_bytes(SHAPE, small) <= 3 * 2**20
+    made = call()
+    block = block_of(made, KVLayout.PLANES)
+    small, usual = (
+        prefill_shape.fit(
+            made["q"],
+            block,
+            32,
+            Tuning(vmem_limit_bytes=limit),
+            columns=True,
+        )
+        for limit in (6 * 2**20, None)
+    )
+    assert small.keys * small.queries < usual.keys * usual.queries
+    assert prefill_shape.vmem_bytes(small) <= 6 * 2**20
 
 
 def test_page_table_in_scalar_memory() -> None:
     """C41."""
-    (problem,) = limits(shape(pages_per_seq=2048), 256)
+    (problem,) = limits(seqs=256, slots=2048)
     assert problem.argument == "page_indices"
-    assert "2102272 bytes" in problem.message
+    assert "bytes of scalar memory" in problem.message
     assert "at least 64 tokens" in problem.remedy
-    assert not limits(shape(pages_per_seq=512, page_size=64), 256)
+    assert not limits(seqs=256, slots=512, page_size=64)
 
 
-@pytest.mark.parametrize("head_dim", [1, 64, 80, 96, 128, 256, 384])
-def test_head_dims_that_fit(head_dim: int) -> None:
-    assert not limits(shape(head_dim=head_dim), 64)
+def test_narrow_pages_need_planes() -> None:
+    """C46."""
+    (problem,) = limits(KVLayout.INTERLEAVED, kv_dtype=jnp.int8)
+    assert problem.argument == "kv_pages"
+    assert "planes" in problem.remedy
+    assert not limits(KVLayout.PLANES, kv_dtype=jnp.int8)
 
 
-@pytest.mark.parametrize("head_dim", [129, 192])
-def test_head_dims_that_do_not(head_dim: int) -> None:
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("layout", list(KVLayout))
+def test_head_dims(layout: KVLayout, head_dim: int) -> None:
     """C34."""
-    (problem,) = limits(shape(head_dim=head_dim), 64)
-    assert f"head_dim={head_dim}" in problem.message
-    assert "256" in problem.remedy
+    assert not limits(layout, head_dim=head_dim)
 
 
 def test_pages_that_fill_vector_memory() -> None:
-    large = shape(page_size=1024, num_kv_heads=32)
-    (problem,) = limits(large, 64)
+    large = {"page_size": 1024, "heads": (32, 32)}
+    (problem,) = limits(**large)
     assert problem.argument == "vmem_limit_bytes"
-    assert not limits(large, 64, vmem_limit_bytes=100 * 2**20)
+    assert not limits(**large, vmem_limit_bytes=100 * 2**20)
