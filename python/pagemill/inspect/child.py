@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 from jaxlib import xla_client
 
+from pagemill.inspect.errors import InspectError
 from pagemill.inspect.generations import Generation, generation
 from pagemill.inspect.lowering import load_spec, lower
 
@@ -33,7 +34,9 @@ def main(folder: pathlib.Path) -> None:
     try:
         _run(request, folder, result)
     except Exception as error:  # noqa: BLE001 (the parent raises it)
-        result["error"] = f"{type(error).__name__}: {error}"
+        known = isinstance(error, InspectError)
+        name = "" if known else f"{type(error).__name__}: "
+        result["error"] = f"{name}{error}"
     (folder / "result.json").write_text(json.dumps(result), "utf-8")
 
 
@@ -45,7 +48,7 @@ def _run(
     start = time.perf_counter()
     if request["spec"] is not None:
         result["step"] = "load"
-        spec = load_spec(request["spec"], request["kwargs"])
+        spec = load_spec(request["spec"], request["kwargs"], tpu)
         result["known"] = spec.known
         result["step"] = "lower"
         program.write_text(lower(spec.fn, spec.args, tpu), "utf-8")
@@ -63,7 +66,7 @@ def _run(
 
 
 def _device(tpu: Generation) -> Any:
-    device = topologies.get_topology_desc(
+    device: Any = topologies.get_topology_desc(
         platform="tpu", topology_name=tpu.topology
     ).devices[0]
     # Else the program was lowered for something else.
@@ -86,7 +89,7 @@ def _compile(text: str, device: Any) -> Any:
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = True
     # Any module knows JAX's dialects.
-    some = jax.jit(lambda: 0).lower().compiler_ir()
+    some: Any = jax.jit(lambda: 0).lower().compiler_ir()
     return device.client.compile(
         type(some).parse(text, some.context),
         executable_devices=xla_client.DeviceList((device,)),

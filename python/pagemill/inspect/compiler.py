@@ -26,6 +26,7 @@ _VMEM = re.compile(r"\bvmem\b", re.IGNORECASE)
 _EXHAUSTED = re.compile(
     r"RESOURCE_EXHAUSTED|out of memory|exceed", re.IGNORECASE
 )
+_SIZES = re.compile(r"\(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 _FATAL = re.compile(r"^F\d{4} .*|.*Check failed.*", re.MULTILINE)
 
 
@@ -156,4 +157,6 @@ def _error(tpu: Generation, found: dict[str, Any]) -> CompileError:
         f"{what}\nThe kernel needs more VMEM than it is granted: use smaller "
         "blocks, or raise vmem_limit_bytes."
     )
+    if sizes := _SIZES.search(message):
+        error.needed, error.limit = int(sizes[1]), int(sizes[2])
     return error

@@ -6,6 +6,7 @@ needed; what the compiler gets is the same to the byte.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -37,7 +38,7 @@ def lower(fn: Callable[..., Any], args: Any, tpu: Generation) -> str:
     # Only the given shapes: where an array lies must not matter.
     shapes = jax.tree.map(_shape, tuple(args))
     try:
-        with jax.sharding.use_abstract_mesh(_mesh(tpu)):
+        with targeting(tpu):
             traced = jitted.trace(*shapes)
             lowered = traced.lower(lowering_platforms=("tpu",))
         # Kernels' names are among what is for debugging.
@@ -60,17 +61,15 @@ def _shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _mesh(tpu: Generation) -> AbstractMesh:
-    device = _abstract_device_type()(
+def targeting(tpu: Generation) -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, JAX takes its device for one of ``tpu``."""
+    device = jax.sharding.AbstractDevice(
         device_kind=tpu.device_kind,
         num_cores=tpu.device_cores,
         platform="tpu",
     )
-    return AbstractMesh((1,), ("x",), abstract_device=device)
-
-
-def _abstract_device_type() -> Any:
-    return jax.sharding.AbstractDevice
+    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Spec:
     known: dict[str, float]
 
 
-def load_spec(place: str, kwargs: dict[str, Any]) -> Spec:
+def load_spec(place: str, kwargs: dict[str, Any], tpu: Generation) -> Spec:
     """Calls the spec function at ``module:function`` or ``file.py:function``.
 
     It returns (fn, args) or (fn, args, known), where known may hold
@@ -96,7 +95,8 @@ def load_spec(place: str, kwargs: dict[str, Any]) -> Spec:
     )
     for part in name.split("."):
         found = getattr(found, part)
-    made = found(**kwargs)
+    with targeting(tpu):
+        made = found(**kwargs)
     return Spec(made[0], made[1], dict(made[2]) if len(made) > 2 else {})
 
 

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 # What an operand of one element reads as; observed, not documented.
 _ONE_ELEMENT = 42
 
-Value = Callable[..., Any] | int | None
+Value = Callable[..., Any] | int
 
 
 class _Offset:
@@ -46,7 +46,7 @@ class _Offset:
 
 
 def simulated_scalars(
-    fn: Callable[..., Any], values: Sequence[Value], kernel: str = ""
+    fn: Callable[..., Any], values: Sequence[Value | None], kernel: str = ""
 ) -> Callable[..., Any]:
     """``fn``, with its kernels' prefetched scalars as the simulator needs them.
 
@@ -72,7 +72,7 @@ def simulated_scalars(
 
 
 @contextlib.contextmanager
-def _patched(values: Sequence[Value], pattern: str) -> Iterator[None]:
+def _patched(values: Sequence[Value | None], pattern: str) -> Iterator[None]:
     original = pl.pallas_call
 
     def pallas_call(body: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def _patched(values: Sequence[Value], pattern: str) -> Iterator[None]:
         jax.clear_caches()
 
 
-def _wrapped(body: Any, values: Sequence[Value]) -> Any:
+def _wrapped(body: Any, values: Sequence[Value | None]) -> Any:
     @functools.wraps(body)
     def wrapped(*refs: Any, **kwargs: Any) -> Any:
         changed = [
