@@ -75,6 +75,7 @@ def analyse(
         request = Request(target, spec, dict(kwargs or {}), timeout)
         found, error = _compile(request, folder, simulate=simulate)
         found = known | found
+        made = found.get("known", {})
         given = {"hbm_bytes": hbm_bytes, "useful_macs": useful_macs}
         given = {n: v for n, v in given.items() if v is not None}
         return Analysis(
@@ -85,7 +86,8 @@ def analyse(
             found["code_bytes"],
             found["temp_bytes"],
             error,
-            _floors(target, found.get("known", {}) | given),
+            _floors(target, made | given),
+            made,
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from pagemill.inspect.errors import CompileError
 from pagemill.inspect.generations import Generation
@@ -68,7 +68,13 @@ def targeting(tpu: Generation) -> contextlib.AbstractContextManager[Any]:
         num_cores=tpu.device_cores,
         platform="tpu",
     )
-    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    mesh = AbstractMesh(
+        (1,),
+        ("x",),
+        # Explicit ones would have every operation's sharding proved.
+        axis_types=(AxisType.Auto,),
+        abstract_device=device,
+    )
     return jax.sharding.use_abstract_mesh(mesh)
 
 
@@ -78,14 +84,14 @@ class Spec:
 
     fn: Callable[..., Any]
     args: Any
-    known: dict[str, float]
+    known: dict[str, Any]
 
 
 def load_spec(place: str, kwargs: dict[str, Any], tpu: Generation) -> Spec:
     """Calls the spec function at ``module:function`` or ``file.py:function``.
 
-    It returns (fn, args) or (fn, args, known), where known may hold
-    ``hbm_bytes`` and ``useful_macs``.
+    It returns (fn, args) or (fn, args, known): known may hold ``hbm_bytes`` and
+    ``useful_macs``, and anything else that JSON can.
     """
     module, _, name = place.rpartition(":")
     found: Any = (

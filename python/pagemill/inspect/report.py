@@ -160,6 +160,11 @@ class Kernel:
     unknown_scalars: int
 
     @property
+    def multiplying(self) -> Loop:
+        """The loop that gives the MXUs most to do, loops in it left out."""
+        return max(self.loops, key=lambda loop: loop.own.mxu_cycles)
+
+    @property
     def hottest(self) -> Loop:
         """The innermost loop with the most bundles of its own."""
         parents = {loop.parent for loop in self.loops}
@@ -200,6 +205,7 @@ class Analysis:
       temp_bytes: HBM that it needs beside arguments and results.
       simulator_error: why ``simulated_cycles`` are None; "" if they are not.
       floors: from the bytes and multiply-accumulates given.
+      known: whatever else a spec function said of its program.
     """
 
     tpu: Generation
@@ -210,6 +216,7 @@ class Analysis:
     temp_bytes: int
     simulator_error: str = ""
     floors: Floors = Floors()
+    known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def kernel(self, pattern: str = "") -> Kernel:
         """The one whose name the regular expression finds.
