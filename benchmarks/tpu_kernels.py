@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
 from pagemill.inspect import simulated_scalars
 from pagemill.kernels.ragged_paged_attention import tuning as tuning_lib
 from pagemill.kernels.ragged_paged_attention.kernel import (
@@ -29,7 +31,7 @@ from benchmarks.tpu_work import (
 DECODE = PREFILL = "^ragged_paged_attention"
 
 
-def decode(simulated: bool = False, **work: Any) -> Any:
+def decode(*, simulated: bool = False, **work: Any) -> Any:
     """Sequences with one query token each.
 
     Args:
@@ -39,7 +41,7 @@ def decode(simulated: bool = False, **work: Any) -> Any:
     return _attend(Work(**work), simulated=simulated)
 
 
-def prefill(simulated: bool = False, **work: Any) -> Any:
+def prefill(*, simulated: bool = False, **work: Any) -> Any:
     """Sequences with many query tokens each; arguments as decode's."""
     return _attend(Work(**work), simulated=simulated)
 
@@ -84,9 +86,17 @@ def _attend(work: Work, *, simulated: bool) -> Any:
 
 def _scalars(work: Work, queries: int) -> list[Any]:
     """The sequences of each query block, and what the batch holds."""
+
+    def first(block: Any) -> Any:
+        return lax.div(block * queries, jnp.int32(work.q_len))
+
+    def end(block: Any) -> Any:
+        last = lax.div((block + 1) * queries - 1, jnp.int32(work.q_len))
+        return jnp.minimum(last + 1, work.seqs)
+
     return [
-        lambda block: block * queries // work.q_len,
-        lambda block: -(-(block + 1) * queries // work.q_len),
+        first,
+        end,
         work.length,
         lambda slot: slot,
         lambda seq: seq * work.q_len,

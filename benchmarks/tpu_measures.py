@@ -49,7 +49,13 @@ class Figure:
 
 @functools.cache
 def _analyse(place: str, tpu: str, kwargs: str, *, simulate: bool) -> Analysis:
-    return analyse(place, tpu=tpu, kwargs=json.loads(kwargs), simulate=simulate)
+    found = analyse(
+        place, tpu=tpu, kwargs=json.loads(kwargs), simulate=simulate
+    )
+    if not simulate or not found.simulator_error:
+        return found
+    # What XLA does around a kernel can end the simulator.
+    return analyse(place, tpu=tpu, kwargs=json.loads(kwargs), alone=True)
 
 
 def compiled(

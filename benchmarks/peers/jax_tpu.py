@@ -29,7 +29,7 @@ _KEYS = 512
 
 
 def attend(
-    queries: int, simulated: bool = False, **work: Any
+    queries: int, *, simulated: bool = False, **work: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Blocks of ``queries`` tokens by 512 of KV.
 

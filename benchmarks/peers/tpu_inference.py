@@ -28,7 +28,7 @@ _QUERIES, _PREFILL_KEYS = 128, 512
 
 
 def attend(
-    tpu: str, keys: int, simulated: bool = False, **work: Any
+    tpu: str, keys: int, *, simulated: bool = False, **work: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Decode with blocks of ``keys``, or prefill with blocks of 128 by 512.
 

@@ -136,6 +136,28 @@ def test_what_a_function_closes_over(matmuls):
     assert loop.matmuls == matmuls.kernel().hottest.own.matmuls
 
 
+def test_kernels_alone():
+    """Each of them, wherever it is called; nothing else is compiled."""
+    call, args, _ = samples.matmuls()
+    other, other_args = samples.gather()
+
+    @jax.jit
+    def program(a, b, *rest):
+        def step(x, _):
+            return x + call(a, b * 2), ()
+
+        first, _ = jax.lax.scan(step, jnp.zeros((SIZE, SIZE)), length=2)
+        return jnp.sort(first), other(*rest)
+
+    found = analyse(program, (*args, *other_args), "v6e", alone=True)
+    assert sorted(k.name.split(".")[0] for k in found.kernels) == [
+        "gather",
+        "matmuls",
+    ]
+    assert found.kernel("matmuls").hottest.own.issued_macs == SIZE**3
+    assert found.kernel("gather").simulated_cycles is not None
+
+
 def test_x64_mode():
     with jax.enable_x64(True):
         call, args, _ = samples.matmuls()

@@ -76,6 +76,12 @@ def test_does_not_lower():
         analyse(samples.spec_of("unsupported"), tpu="v6e")
 
 
+def test_no_kernel_to_compile_alone():
+    shape = jax.ShapeDtypeStruct((8,), jnp.float32)
+    with pytest.raises(CompileError, match="holds no Pallas kernel"):
+        analyse(lambda x: x + 1, (shape,), alone=True)
+
+
 def test_no_such_spec():
     with pytest.raises(CompileError, match=r"'load' failed.*no_such_function"):
         analyse(samples.spec_of("no_such_function"))

@@ -28,6 +28,7 @@ def analyse(
     *,
     kwargs: Mapping[str, Any] | None = None,
     simulate: bool = True,
+    alone: bool = False,
     hbm_bytes: float | None = None,
     useful_macs: float | None = None,
     timeout: float = 600,
@@ -47,6 +48,8 @@ def analyse(
       tpu: v4, v5e, v5p, v6e or 7x.
       kwargs: keyword arguments of a spec function, as JSON can hold them.
       simulate: whether to run libtpu's simulator too.
+      alone: compile the kernels without the operations around them, which can
+        end the simulator and say nothing of a kernel.
       hbm_bytes: bytes that have to cross HBM, for Analysis.floors.
       useful_macs: multiply-accumulates that have to be done, likewise.
       timeout: seconds for the compiler.
@@ -68,11 +71,11 @@ def analyse(
         known: dict[str, Any] = {}
         if not isinstance(fn, str):
             start = time.perf_counter()
-            text = lower(fn, args, target)
+            text = lower(fn, args, target, alone=alone)
             known["lower_seconds"] = time.perf_counter() - start
             (folder / "program.mlir").write_text(text, "utf-8")
         spec = fn if isinstance(fn, str) else None
-        request = Request(target, spec, dict(kwargs or {}), timeout)
+        request = Request(target, spec, dict(kwargs or {}), alone, timeout)
         found, error = _compile(request, folder, simulate=simulate)
         found = known | found
         made = found.get("known", {})

@@ -51,7 +51,8 @@ def _run(
         spec = load_spec(request["spec"], request["kwargs"], tpu)
         result["known"] = spec.known
         result["step"] = "lower"
-        program.write_text(lower(spec.fn, spec.args, tpu), "utf-8")
+        text = lower(spec.fn, spec.args, tpu, alone=request["alone"])
+        program.write_text(text, "utf-8")
         result["lower_seconds"] = time.perf_counter() - start
     result["step"] = "topology"
     device = _device(tpu)

@@ -27,7 +27,8 @@ _EXHAUSTED = re.compile(
     r"RESOURCE_EXHAUSTED|out of memory|exceed", re.IGNORECASE
 )
 _SIZES = re.compile(r"\(size=(\d+)\) would exceed memory \(size=(\d+)\)")
-_FATAL = re.compile(r"^F\d{4} .*|.*Check failed.*", re.MULTILINE)
+# F, date, time, thread and place; then why.
+_FATAL = re.compile(r"^F\d{4} \S+ +\d+ (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +39,14 @@ class Request:
       tpu: for which generation.
       spec: place of a spec function; None when the folder holds the program.
       kwargs: its arguments, as JSON has them.
+      alone: only its kernels.
       timeout: seconds.
     """
 
     tpu: Generation
     spec: str | None
     kwargs: dict[str, Any]
+    alone: bool
     timeout: float
 
 
@@ -81,6 +84,7 @@ def run(
                 "tpu": request.tpu.name,
                 "spec": request.spec,
                 "kwargs": request.kwargs,
+                "alone": request.alone,
             }
         ),
         "utf-8",
@@ -142,7 +146,7 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     """Why a process ended, from what it wrote."""
     fatal = _FATAL.search(done.stderr)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    said = fatal[0] if fatal else "\n".join(lines[-3:])
+    said = fatal[1] if fatal else "\n".join(lines[-3:])
     code = done.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return f"{how}: {said[:_SHOWN]}"

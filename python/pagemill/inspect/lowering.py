@@ -18,11 +18,14 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from pagemill.inspect.alone import kernels_alone
 from pagemill.inspect.errors import CompileError
 from pagemill.inspect.generations import Generation
 
 
-def lower(fn: Callable[..., Any], args: Any, tpu: Generation) -> str:
+def lower(
+    fn: Callable[..., Any], args: Any, tpu: Generation, *, alone: bool = False
+) -> str:
     """StableHLO text of ``fn(*args)`` for one device.
 
     Args:
@@ -30,17 +33,21 @@ def lower(fn: Callable[..., Any], args: Any, tpu: Generation) -> str:
       args: a sequence of pytrees of arrays or jax.ShapeDtypeStructs; of arrays
         only shapes and dtypes count.
       tpu: what to lower for.
+      alone: only its kernels, without the operations around them.
 
     Raises:
       CompileError: it does not trace or lower; the cause is attached.
     """
-    jitted = fn if hasattr(fn, "trace") else jax.jit(fn)
     # Only the given shapes: where an array lies must not matter.
-    shapes = jax.tree.map(_shape, tuple(args))
+    shapes: Any = jax.tree.map(_shape, tuple(args))
     try:
         with targeting(tpu):
-            traced = jitted.trace(*shapes)
-            lowered = traced.lower(lowering_platforms=("tpu",))
+            if alone:
+                program, shapes = kernels_alone(fn, shapes)
+            else:
+                program = fn
+            jitted = program if hasattr(program, "trace") else jax.jit(program)
+            lowered = jitted.trace(*shapes).lower(lowering_platforms=("tpu",))
         # Kernels' names are among what is for debugging.
         return lowered.as_text(debug_info=True)
     except Exception as error:
