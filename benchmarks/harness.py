@@ -15,34 +15,40 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measured figure; smaller is better.
+    """One measured figure; smaller is better unless ``larger`` is set.
 
     Attributes:
       name: what was measured.
-      value: the figure.
+      value: the figure; None when there is none to be had.
       unit: of value, peer, must and aim.
       peer_name: what it is compared with; None without one.
       peer: the peer's figure in the same run; None when it is absent.
-      must: the largest value that is good enough; None for information only.
+      must: the worst value that is good enough; None for information only.
       aim: what we want.
-      least_ratio: by how much the peer must be slower at least.
+      least_ratio: by how much the peer must be worse at least.
+      larger: larger is better.
       note: why a peer is absent, and the like.
     """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     peer_name: str | None = None
     peer: float | None = None
     must: float | None = None
     aim: float | None = None
     least_ratio: float | None = None
+    larger: bool = False
     note: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """How many times slower the peer is."""
-        return None if self.peer is None else self.peer / self.value
+        """How many times worse the peer is."""
+        if self.peer is None or self.value is None:
+            return None
+        if self.larger:
+            return self.value / self.peer
+        return self.peer / self.value
 
     @property
     def met(self) -> bool | None:
@@ -50,14 +56,20 @@ class Row:
 
         Without its peer a row that must be ahead of it is not judged.
         """
+        if self.must is None and self.least_ratio is None:
+            return None
+        if self.value is None:
+            return False
         if self.least_ratio is not None:
             if self.ratio is None:
                 return None
             if self.ratio < self.least_ratio:
                 return False
-        elif self.must is None:
-            return None
-        return self.must is None or self.value <= self.must
+        if self.must is None:
+            return True
+        return (
+            self.value >= self.must if self.larger else self.value <= self.must
+        )
 
     def as_json(self) -> dict[str, Any]:
         """All that is known of the row."""
@@ -138,11 +150,13 @@ def report(rows: list[Row], *, as_json: bool, **more: Any) -> int:
 
 def _line(row: Row) -> str:
     judged = {None: "    ", True: "ok  ", False: "MISS"}[row.met]
-    text = f"{judged} {row.name:44s} {row.value:10.3f} {row.unit:3s}"
+    value = "absent" if row.value is None else f"{row.value:.3f}"
+    text = f"{judged} {row.name:44s} {value:>10s} {row.unit:3s}"
     if row.must is not None:
         text += f"  must {row.must:g}"
     if row.aim is not None:
         text += f"  aim {row.aim:g}"
     if row.peer is not None:
-        text += f"  {row.peer_name} {row.peer:.3f} ({row.ratio:.1f}x)"
+        ratio = "" if row.ratio is None else f" ({row.ratio:.1f}x)"
+        text += f"  {row.peer_name} {row.peer:.3f}{ratio}"
     return f"{text}  {row.note}" if row.note else text

@@ -35,6 +35,13 @@ IMPORTS = {
         "pagemill.kernels",
     ),
     "python/pagemill/testing": _CORE,
+    # The compiler is driven through jaxlib; of ours only what is light.
+    "python/pagemill/inspect": (
+        *_CORE,
+        "jaxlib",
+        "pagemill.errors",
+        "pagemill.inspect",
+    ),
     "demo": (*_CORE, "rich", "pagemill", "demo"),
     "benchmarks": (*_CORE, "numba", "pagemill", "benchmarks", "demo"),
 }
@@ -81,7 +88,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             yield "." * node.level + (node.module or "")  # In no table.
         elif isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "pagemill" or node.module.startswith(
-                "pagemill.kernels"
+                ("pagemill.kernels", "pagemill.inspect")
             ):
                 yield from (f"{node.module}.{a.name}" for a in node.names)
             else:

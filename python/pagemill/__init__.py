@@ -3,8 +3,12 @@
 A :class:`PagePool` holds the pages of a KV cache, a :class:`Planner` writes a
 step's metadata as a :class:`RaggedBatch`, :func:`validate` proves it on the
 host and :func:`checked` inside a program, and :func:`ragged_paged_attention`
-runs it.
+runs it. ``pagemill.inspect``, loaded when it is first used, shows what the
+compiler makes of a kernel.
 """
+
+import importlib as _importlib
+from typing import Any as _Any
 
 from pagemill._version import __version__ as __version__
 from pagemill.batch import RaggedBatch as RaggedBatch
@@ -53,3 +57,9 @@ from pagemill.validation import validate as validate
 from pagemill.work import WorkFlag as WorkFlag
 from pagemill.work import WorkList as WorkList
 from pagemill.work import work_list as work_list
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "inspect":
+        return _importlib.import_module("pagemill.inspect")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,5 +64,12 @@ def test_a_row_is_judged() -> None:
     assert harness.Row("a", 5.0, "us").met is None
     absent = harness.Row("a", 2.0, "us", "peer", None, must=3, least_ratio=5)
     assert absent.met is None
+    assert harness.Row("a", 50.0, "%", "b", 25.0, must=50, larger=True).met
+    fast = harness.Row("a", 49.0, "%", "b", 24.5, must=50, larger=True)
+    assert fast.met is False
+    assert fast.ratio == 2
+    none = harness.Row("a", None, "us", "peer", 20.0, must=3)
+    assert none.met is False
+    assert none.ratio is None
     assert harness.report([good], as_json=True) == 0
     assert harness.report([harness.Row("a", 4.0, "us", must=3)], as_json=True)

@@ -34,7 +34,7 @@ def test_loads_nothing_heavy_beyond_jax(tmp_path: pathlib.Path) -> None:
     assert "pagemill._core" in loaded
     roots = {name.partition(".")[0] for name in loaded}
     assert not roots & set(_HEAVY)
-    leaves = ("pagemill.testing", "pagemill.compat")
+    leaves = ("pagemill.testing", "pagemill.compat", "pagemill.inspect")
     assert not [n for n in loaded if n.startswith(leaves)]
 
 
@@ -85,6 +85,7 @@ def test_public_names() -> None:
         "ShardedBatch",
         "ShardedPlanner",
         "work_list",
+        "inspect",
         "__version__",
     ]:
         assert getattr(pagemill, name) is not None, name

@@ -1,19 +1,24 @@
-"""Sources of programs that benchmarks compare with: what their hosts run per step.
+"""Sources of programs that benchmarks compare with.
 
-Only the files that do that work; benchmarks/peers imports them with the rest of
-their packages stubbed.
+@peers holds what hosts run per step, @tpu_peers kernels for TPUs. Only the files
+that do that work; benchmarks/peers imports them with the rest of their packages
+stubbed.
 """
 
 load("//third_party/python:host.bzl", "host_python")
 load("//third_party/python:packages.bzl", "SITE_BUILD", "pip")
 
-_ARCHIVES = """\
+_HOST_ARCHIVES = """\
 sglang-jax==0.0.2 --hash=sha256:1ba0d3f7801a47c3961e50995a6ee832d8d094c5595d9ad865f4f9ebbe3fdfcb
 vllm-tpu==0.32.0 --hash=sha256:5d43961d4c214f2ff1bc3f6d2bce616fb2483411372b47637588d86cfb03708c
 """
 
+_TPU_ARCHIVES = """\
+tpu-inference==0.32.0 --hash=sha256:7c25a3c76cefd383f06ef115a6ed4d7bed82c081f047046bfef55f5913ea06d4
+"""
+
 # No __init__.py of theirs that imports more than these.
-_FILES = [
+_HOST_FILES = [
     "sgl_jax/srt/mem_cache/allocator.py",
     "vllm/utils/hashing.py",
     "vllm/utils/math_utils.py",
@@ -28,6 +33,11 @@ _FILES = [
     "vllm/v1/kv_cache_layout.py",
     "vllm/v1/kv_cache_spec_registry.py",
     "vllm/v1/request.py",
+]
+
+_TPU_FILES = [
+    "tpu_inference/kernels/ragged_paged_attention/v3/kernel.py",
+    "tpu_inference/kernels/ragged_paged_attention/v3/util.py",
 ]
 
 _EXTRACT = """
@@ -57,7 +67,7 @@ if files:
 
 def _peers_impl(rctx):
     python = host_python(rctx)
-    rctx.file("lock.txt", _ARCHIVES)
+    rctx.file("lock.txt", rctx.attr.archives)
     rctx.file("backend/setuptools/__init__.py")
     rctx.symlink(Label("//third_party/peers:no_build.py"), "backend/setuptools/build_meta.py")
     pip(rctx, python, [
@@ -66,7 +76,7 @@ def _peers_impl(rctx):
         "--no-deps",
         "--no-build-isolation",
         "--no-binary=vllm-tpu",
-        "--only-binary=sglang-jax",
+        "--only-binary=sglang-jax,tpu-inference",
         # Theirs asks for one; the files taken run on all of ours.
         "--ignore-requires-python",
         "--dest=archives",
@@ -74,7 +84,7 @@ def _peers_impl(rctx):
     ], "Fetching the peers' sources", environment = {
         "PYTHONPATH": str(rctx.path("backend")),
     })
-    result = rctx.execute([python["executable"], "-I", "-c", _EXTRACT, "site"] + _FILES)
+    result = rctx.execute([python["executable"], "-I", "-c", _EXTRACT, "site"] + rctx.attr.files)
     if result.return_code != 0:
         fail("\ncould not unpack the peers' sources: " + result.stderr)
     rctx.delete("archives")
@@ -82,4 +92,15 @@ def _peers_impl(rctx):
     rctx.file("place.txt", str(rctx.path("site")) + "\n")
     rctx.file("BUILD.bazel", SITE_BUILD)
 
-peers_repository = repository_rule(implementation = _peers_impl)
+_peers_repository = repository_rule(
+    implementation = _peers_impl,
+    attrs = {
+        "archives": attr.string(mandatory = True),
+        "files": attr.string_list(mandatory = True),
+    },
+)
+
+def peers_repositories():
+    """@peers and @tpu_peers."""
+    _peers_repository(name = "peers", archives = _HOST_ARCHIVES, files = _HOST_FILES)
+    _peers_repository(name = "tpu_peers", archives = _TPU_ARCHIVES, files = _TPU_FILES)
