@@ -135,6 +135,8 @@ if {always_cpu} || ! compgen -G "/dev/accel*" && ! compgen -G "/dev/vfio/[0-9]*"
 fi >/dev/null
 # Several processes may compile for TPUs at once.
 export ALLOW_MULTIPLE_LIBTPU_LOAD=1
+# And write no logs to /tmp: where it fails they can fill the disk.
+export TPU_LOG_DIR="${{TPU_LOG_DIR:-disabled}}"
 {change_folder}
 exec "{python}" {arguments} "$@"
 """

@@ -178,8 +178,6 @@ def _call(static: _Static, tuning: Tuning, interpret: Any) -> Any:
     shape, kv = static.shape, static.block
     cores, steps, seqs = shape.cores, shape.steps, shape.seqs_per_step
     rows, dots = shape.dot_rows, shape.dots
-    total = steps * cores * seqs
-    del total
     lse_lanes = -(-rows // LANES) * LANES
 
     def of_step(core: Any, step: Any, *_: Any) -> tuple[Any, ...]:
@@ -278,7 +276,7 @@ class _Span:
 
     kv_len: Any
     seq: Any
-    q_len: Any
+    q_len: Any  # 0 for a dead row
     first_page: Any
     pages: Any  # 0 for a dead row
 
@@ -311,13 +309,14 @@ def _kernel(static: _Static, *refs: Any) -> None:
 def _span(static: _Static, r: _Refs, seq: Any) -> _Span:
     shape, window = static.shape, static.params.sliding_window
     kv_len, q_len = r.kv_lens[seq], r.q_lens[seq]
+    live = (q_len > 0) & (q_len <= shape.queries)
+    q_len = jnp.where(live, q_len, 0)
     first_page = jnp.int32(0)
     if window is not None:
         # In this order, nothing overflows, whatever the window.
-        begin = jnp.maximum(kv_len - q_len - (window - 1), 0)
+        begin = jnp.maximum(jnp.maximum(kv_len - q_len, 0) - (window - 1), 0)
         first_page = lax.div(begin, jnp.int32(shape.page_size))
     pages = _ceil_div(kv_len, shape.page_size) - first_page
-    live = (q_len > 0) & (q_len <= shape.queries)
     pages = jnp.where(live, pages, 0)
     return _Span(kv_len, seq, q_len, first_page, pages)
 
@@ -354,7 +353,6 @@ def _seek(static: _Static, r: _Refs, seq: Any) -> None:
     r.state[_FETCH_ENTRY] = (
         safe * shape.pages_per_seq + _span(static, r, safe).first_page
     )
-    del following
 
 
 def _copy(static: _Static, r: _Refs, buffer: Any, i: Any, page: Any) -> Any:
@@ -664,20 +662,20 @@ def _reset(r: _Refs) -> None:
 def _finish(static: _Static, r: _Refs, span: _Span, i: Any) -> None:
     """Writes the step's i-th sequence."""
     shape = static.shape
-    live = span.pages > 0
     for dot in range(shape.dots):
         total = jnp.sum(r.total[dot], axis=1, keepdims=True)
         total = jnp.broadcast_to(total, r.highest[dot].shape)
         row = lax.broadcasted_iota(jnp.int32, total.shape, 0)
         query = lax.rem(row, jnp.int32(shape.queries))
-        some = (total > 0.0) & (query < jnp.where(live, span.q_len, 0))
-        inverse = r.columns[1, dot] / jnp.where(some, total, 1.0)
-        inverse = jnp.where(some, inverse, 0.0)
+        some = (total > 0.0) & (query < span.q_len)
+        # Dead queries may be NaN, and then so is their accumulator.
+        factor = r.columns[1, dot] / jnp.where(some, total, jnp.inf)
         out = jnp.zeros(r.acc.shape[2:], jnp.float32)
         for head in range(shape.dot_heads):
             own = _rows_of(static, head, out.shape)
             out = jnp.where(own, r.acc[dot, head], out)
-        out = out * exp2_softmax.widen(inverse, shape.head_dim)
+        factor = exp2_softmax.widen(factor, shape.head_dim)
+        out = jnp.where(factor == 0.0, 0.0, out * factor)
         r.out[i, dot] = out.astype(r.out.dtype)
         lse = r.highest[dot] * LN_2 + jnp.log(jnp.where(some, total, 1.0))
         r.lse[i, dot] = _as_row(jnp.where(some, lse, -jnp.inf), r.lse.shape[-1])

@@ -167,7 +167,7 @@ def test_is_typed_and_complete(archive: zipfile.ZipFile) -> None:
         "pagemill/__init__.py",
         "pagemill/_core.pyi",
         "pagemill/py.typed",
-        "pagemill/kernels/ragged_paged_attention/kernel.py",
+        "pagemill/kernels/ragged_paged_attention/tpu.py",
     ]:
         assert needed in names
     roots = {name.partition("/")[0] for name in names}

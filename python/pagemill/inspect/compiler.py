@@ -130,6 +130,8 @@ def _environment(folder: pathlib.Path, *, simulate: bool) -> dict[str, str]:
         TPU_SKIP_MDS_QUERY="1",
         # Compiling holds no device: no lock is needed.
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        # Else libtpu logs to /tmp, a gigabyte and more where it fails.
+        TPU_LOG_DIR="disabled",
         LIBTPU_INIT_ARGS=" ".join(filter(None, flags)),
         PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
     )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
+from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams, Tuning
 
 GENERATIONS = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
@@ -52,7 +53,9 @@ def compile_for(
     }
     run = functools.partial(
         prefill_attention,
-        params=AttentionParams(sm_scale=0.1, **options),
+        params=AttentionParams(
+            sm_scale=0.1, kv_layout=KVLayout.PLANES, **options
+        ),
         tuning=Tuning(),
         columns=columns,
     )

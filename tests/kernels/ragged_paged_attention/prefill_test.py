@@ -22,6 +22,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.ragged_paged_attention import prefill_shape
 from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
+from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams, Tuning
 
 INTERPRET = pltpu.InterpretParams(
@@ -183,7 +184,7 @@ def run(
         if name in options
     }
     tuning = Tuning(num_kv_pages_per_block=pages, num_queries_per_block=queries)
-    kernel = _compiled(AttentionParams(**options), tuning, columns, min_q_len)
+    kernel = _compiled(AttentionParams(kv_layout=KVLayout.PLANES, **options), tuning, columns, min_q_len)
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
     # A private name, the only one there is: renamed, this must fail.
