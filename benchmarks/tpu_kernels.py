@@ -11,10 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from pagemill.inspect import simulated_scalars
-from pagemill.kernels.ragged_paged_attention import tuning as tuning_lib
-from pagemill.kernels.ragged_paged_attention.kernel import (
-    ragged_paged_attention_tpu,
-)
+from pagemill.kernels.common.kv_block import kv_block
+from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
+from pagemill.kernels.ragged_paged_attention.decode import decode_attention
+from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
+from pagemill.kv_cache import KVCacheSpec, KVLayout
 from pagemill.params import AttentionParams, Tuning
 
 from benchmarks.tpu_work import (
@@ -27,71 +28,87 @@ from benchmarks.tpu_work import (
     shaped,
 )
 
-# What finds the kernel among a program's fusions.
-DECODE = PREFILL = "^ragged_paged_attention"
+# What finds the kernels among a program's fusions.
+DECODE = "^decode_attention"
+PREFILL = "^prefill_attention"
+_PARAMS = AttentionParams(
+    sm_scale=HEAD_DIM**-0.5, num_kv_heads=KV_HEADS, kv_layout=KVLayout.PLANES
+)
 
 
-def decode(*, simulated: bool = False, **work: Any) -> Any:
+def decode(*, simulated: bool = False, **fields: Any) -> Any:
     """Sequences with one query token each.
 
     Args:
       simulated: whether the simulator has to see the workload's scalars.
-      **work: fields of Work.
+      **fields: of Work.
     """
-    return _attend(Work(**work), simulated=simulated)
-
-
-def prefill(*, simulated: bool = False, **work: Any) -> Any:
-    """Sequences with many query tokens each; arguments as decode's."""
-    return _attend(Work(**work), simulated=simulated)
-
-
-def _attend(work: Work, *, simulated: bool) -> Any:
+    work = Work(**fields)
+    pages = _pages(work)
     args = (
-        shaped(work.tokens, Q_HEADS, HEAD_DIM),
-        shaped(
-            work.total_num_pages,
-            work.page_size,
-            2 * KV_HEADS,
-            HEAD_DIM,
-            dtype=work.kv_dtype,
-        ),
+        shaped(work.seqs, 1, Q_HEADS, HEAD_DIM),
+        pages,
         integers(work.seqs),
-        integers(work.seqs, work.pages_per_seq),
-        integers(work.seqs + 1),
+        integers(work.seqs),
+        integers(work.seqs * work.pages_per_seq),
         integers(1),
     )
-    blocks = tuning_lib.fit(
-        tuning_lib.KernelShape(
-            max_num_tokens=work.tokens,
-            pages_per_seq=work.pages_per_seq,
-            page_size=work.page_size,
-            num_q_heads=Q_HEADS,
-            num_kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            dtype=args[1].dtype,
-        ),
-        Tuning(),
-    )
-    fn = functools.partial(
-        ragged_paged_attention_tpu,
-        params=AttentionParams(sm_scale=HEAD_DIM**-0.5),
-        tuning=Tuning(),
-    )
-    keys = blocks.pages * work.page_size
-    known = {"loop_kv": keys, "loop_macs": block_macs(blocks.queries, keys)}
-    scalars = _scalars(work, blocks.queries)
+    fn = functools.partial(decode_attention, params=_PARAMS, tuning=Tuning())
+    block = kv_block(pages, _PARAMS, head_dim=HEAD_DIM)
+    fitted = decode_shape.fit_block_pages(block, work.pages_per_seq, Tuning())
+    known = {"loop_kv": fitted * work.page_size}
+    scalars = [work.length, 1, lambda slot: slot, work.seqs]
     return simulated_scalars(fn, scalars) if simulated else fn, args, known
 
 
-def _scalars(work: Work, queries: int) -> list[Any]:
-    """The sequences of each query block, and what the batch holds."""
+def prefill(*, simulated: bool = False, **fields: Any) -> Any:
+    """Sequences with many query tokens each; arguments as decode's."""
+    work = Work(**fields)
+    pages = _pages(work)
+    args = (
+        shaped(work.tokens, Q_HEADS, HEAD_DIM),
+        pages,
+        integers(work.seqs),
+        integers(work.seqs * work.pages_per_seq),
+        integers(work.seqs + 1),
+        integers(1),
+    )
+    fn = functools.partial(prefill_attention, params=_PARAMS, tuning=Tuning())
+    shape = prefill_shape.fit(
+        args[0],
+        kv_block(pages, _PARAMS, head_dim=HEAD_DIM),
+        work.pages_per_seq,
+        Tuning(),
+        columns=None,
+    )
+    known = {
+        "loop_kv": shape.keys,
+        "loop_macs": block_macs(shape.queries, shape.keys),
+    }
+    scalars = _prefill_scalars(work, shape.queries)
+    return simulated_scalars(fn, scalars) if simulated else fn, args, known
 
-    def first(block: Any) -> Any:
-        return lax.div(block * queries, jnp.int32(work.q_len))
 
-    def end(block: Any) -> Any:
-        last = lax.div((block + 1) * queries - 1, jnp.int32(work.q_len))
+def _pages(work: Work) -> Any:
+    spec = KVCacheSpec(
+        work.total_num_pages,
+        work.page_size,
+        KV_HEADS,
+        HEAD_DIM,
+        work.kv_dtype,
+        KVLayout.PLANES,
+    )
+    return shaped(*spec.shape, dtype=spec.dtype)
+
+
+def _prefill_scalars(work: Work, queries: int) -> list[Any]:
+    """The sequences of each tile of queries, and what the batch holds."""
+
+    def first(tile: Any) -> Any:
+        return lax.div(tile * queries, jnp.int32(work.q_len))
+
+    def end(tile: Any) -> Any:
+        last = lax.div((tile + 1) * queries - 1, jnp.int32(work.q_len))
         return jnp.minimum(last + 1, work.seqs)
 
     return [
@@ -100,4 +117,5 @@ def _scalars(work: Work, queries: int) -> list[Any]:
         work.length,
         lambda slot: slot,
         lambda seq: seq * work.q_len,
+        work.seqs,
     ]

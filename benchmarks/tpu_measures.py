@@ -15,6 +15,7 @@ from pagemill.inspect import (
     Counts,
     InspectError,
     Kernel,
+    Loop,
     analyse,
     generation,
 )
@@ -104,19 +105,36 @@ def steady_bundles(subject: Subject, tpu: str, work: Work) -> Figure:
     """Bundles of compute and of starting copies, per 512 KV tokens.
 
     The multiplying loop's own, and, where that starts no copies, the piece of
-    the nearest loop around it that starts most of them.
+    the nearest loop around it that starts most of them. A loop that does start
+    copies counts by its straight piece that also multiplies: what it holds
+    beside that are branches, most of them for the ends of a sequence; the note
+    says how much is in them that does not multiply.
     """
     try:
         found = compiled(subject, tpu, work)
         kernel = found.kernel(subject.pattern)
     except InspectError as error:
         return Figure(None, _short(error))
-    loop = kernel.multiplying
-    issue = _issue(kernel)
     scale = 512 / found.known["loop_kv"]
+    loop = kernel.multiplying
+    if loop.own.dma_starts:
+        return _straight(loop, scale)
+    compute, issue = loop.own.cycles * scale, _issue(kernel) * scale
     return Figure(
-        (loop.own.cycles + issue) * scale,
-        f"compute {loop.own.cycles * scale:.0f} + issue {issue * scale:.0f}",
+        compute + issue, f"compute {compute:.0f} + issue {issue:.0f}"
+    )
+
+
+def _straight(loop: Loop, scale: float) -> Figure:
+    pieces = [one.counts for one in loop.segments]
+    whole = [one for one in pieces if _starts(one) and one.mxu_cycles]
+    if not whole:
+        return Figure(None, "no piece of the loop both copies and multiplies")
+    control = sum(one.bundles for one in pieces if not one.mxu_cycles)
+    most = max(whole, key=lambda one: one.cycles)
+    return Figure(
+        most.cycles * scale,
+        f"compute and issue in one piece; {control * scale:.0f} in branches",
     )
 
 
