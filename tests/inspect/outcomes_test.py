@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import subprocess
 import sys
 
 import jax
@@ -90,6 +93,33 @@ def test_no_such_spec():
 def test_takes_too_long():
     with pytest.raises(CompileTimeoutError, match=r"timeout=0.05 s"):
         analyse(*samples.gather(), "v6e", timeout=0.05)
+
+
+def test_a_child_ends_with_its_parent(tmp_path):
+    """When its standard input does; nothing is left to compile on."""
+    request = {
+        "tpu": "v6e",
+        "spec": samples.spec_of("matmuls"),
+        "kwargs": {},
+        "alone": False,
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    done = subprocess.run(
+        [sys.executable, "-m", "pagemill.inspect.child", str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_the_simulator_writes_no_logs_of_its_own(tmp_path, monkeypatch):
+    """They can fill a disk: a loop of unknown copies is a line each."""
+    monkeypatch.setenv("TPU_LOG_DIR", str(tmp_path))
+    analyse(*samples.gather(), "v6e")
+    assert not list(tmp_path.iterdir())
 
 
 def test_which_kernel():

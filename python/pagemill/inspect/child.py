@@ -12,8 +12,10 @@ ended the process.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -98,5 +100,12 @@ def _compile(text: str, device: Any) -> Any:
     )
 
 
+def _end_with_parent() -> None:
+    """Ends the process when its standard input does: when its parent ends."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     main(pathlib.Path(sys.argv[1]))

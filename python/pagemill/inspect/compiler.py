@@ -91,9 +91,12 @@ def run(
     )
     result = folder / "result.json"
     result.unlink(missing_ok=True)
+    # The child ends itself when nobody holds the other end any more.
+    child_end, own_end = os.pipe()
     try:
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-m", "pagemill.inspect.child", str(folder)],
+            stdin=child_end,
             env=_environment(folder, simulate=simulate),
             capture_output=True,
             text=True,
@@ -107,6 +110,9 @@ def run(
             f"timeout={request.timeout:g} s. Raise it, or give the kernel "
             "smaller blocks."
         ) from error
+    finally:
+        os.close(child_end)
+        os.close(own_end)
     if not result.exists():
         raise CompilerCrashError(_last_words(done))
     found = json.loads(result.read_text("utf-8"))
@@ -130,7 +136,7 @@ def _environment(folder: pathlib.Path, *, simulate: bool) -> dict[str, str]:
         TPU_SKIP_MDS_QUERY="1",
         # Compiling holds no device: no lock is needed.
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-        # Else libtpu logs to /tmp, a gigabyte and more where it fails.
+        # The simulator can write gigabytes of warnings a minute to its logs.
         TPU_LOG_DIR="disabled",
         LIBTPU_INIT_ARGS=" ".join(filter(None, flags)),
         PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
