@@ -141,7 +141,9 @@ def _largest(shape: PrefillShape, *, may_cut: bool) -> PrefillShape:
     """Blocks of many keys, and tiles of fewer queries if they do not fit."""
     budget = int(shape.vmem_limit * _VMEM_FOR_BUFFERS)
     while may_cut and shape.queries > _MIN_QUERIES:
-        pages = max(1, LANES // shape.page_size)
+        # Half the rows cost less than half the keys do.
+        keys = _KEYS_PER_BLOCK if shape.rows > _ROWS_PER_TILE // 2 else LANES
+        pages = max(1, min(keys // shape.page_size, shape.pages_per_seq))
         if vmem_bytes(dataclasses.replace(shape, block_pages=pages)) <= budget:
             break
         fewer = _whole_lanes(shape.queries // 2, shape.group)
