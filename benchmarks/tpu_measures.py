@@ -120,9 +120,7 @@ def steady_bundles(subject: Subject, tpu: str, work: Work) -> Figure:
     if loop.own.dma_starts:
         return _straight(loop, scale)
     compute, issue = loop.own.cycles * scale, _issue(kernel) * scale
-    return Figure(
-        compute + issue, f"compute {compute:.0f} + issue {issue:.0f}"
-    )
+    return Figure(compute + issue, f"compute {compute:.0f} + issue {issue:.0f}")
 
 
 def _straight(loop: Loop, scale: float) -> Figure:

@@ -94,12 +94,11 @@ Status CheckDTypes(const Operands& o) {
         StrCat("q must be float32 or bfloat16, not ", DTypeText(dtype), "."));
   }
   const ffi::DataType kv = o.kv_pages.element_type();
-  if (!KvDType(kv) ||
-      ((kv == ffi::F32 || kv == ffi::BF16) && kv != dtype)) {
-    return InvalidArgument(StrCat(
-        "kv_pages must be ", DTypeText(dtype),
-        " as q is, or float8_e4m3fn, float8_e5m2 or int8, not ",
-        DTypeText(kv), "."));
+  if (!KvDType(kv) || ((kv == ffi::F32 || kv == ffi::BF16) && kv != dtype)) {
+    return InvalidArgument(
+        StrCat("kv_pages must be ", DTypeText(dtype),
+               " as q is, or float8_e4m3fn, float8_e5m2 or int8, not ",
+               DTypeText(kv), "."));
   }
   return FirstFailure({CheckDType("out", o.out, dtype, " as q is"),
                        CheckDType("sinks", o.sinks, ffi::F32, ""),
@@ -149,9 +148,9 @@ Status CheckExtras(const Operands& o, const Options& options) {
                                     " must have the ", q[0], " rows of q."));
     }
   }
-  if (!IsAbsent(o.lse) && (o.lse.dimensions().size() != 2 ||
-                           o.lse.dimensions()[0] != q[0] ||
-                           o.lse.dimensions()[1] != q[1])) {
+  if (!IsAbsent(o.lse) &&
+      (o.lse.dimensions().size() != 2 || o.lse.dimensions()[0] != q[0] ||
+       o.lse.dimensions()[1] != q[1])) {
     return InvalidArgument(StrCat("lse of ", ShapeText(o.lse), " must be [",
                                   q[0], ", ", q[1], "]."));
   }
@@ -165,8 +164,8 @@ Status CheckTensors(const Operands& o, const Options& options) {
   const Status ranks =
       FirstFailure({CheckRank("q", o.q, 3), CheckRank("out", o.out, 3)});
   if (!ranks.ok()) return ranks;
-  const Status checks = FirstFailure({CheckDTypes(o), CheckKvPages(o, options),
-                                      CheckExtras(o, options)});
+  const Status checks = FirstFailure(
+      {CheckDTypes(o), CheckKvPages(o, options), CheckExtras(o, options)});
   if (!checks.ok()) return checks;
   if (ShapeText(o.out) != ShapeText(o.q)) {
     return InvalidArgument(StrCat("out must have the shape of q, ",
@@ -265,12 +264,13 @@ ffi::Error RaggedPagedAttentionHandler(
     float sm_scale, float soft_cap, int64_t sliding_window, bool causal) {
   ThreadPoolExecutor executor(thread_pool);
   const Operands operands = {
-      q,       kv_pages, {kv_lens, page_indices, cu_q_lens, num_seqs}, sinks,
-      k_scale, v_scale,  tree_mask, *out, *lse};
-  return ToError(Attend(operands,
-                        {num_kv_heads, kv_layout, sm_scale, soft_cap,
-                         sliding_window, causal},
-                        executor));
+      q,         kv_pages, {kv_lens, page_indices, cu_q_lens, num_seqs},
+      sinks,     k_scale,  v_scale,
+      tree_mask, *out,     *lse};
+  return ToError(Attend(
+      operands,
+      {num_kv_heads, kv_layout, sm_scale, soft_cap, sliding_window, causal},
+      executor));
 }
 
 }  // namespace

@@ -130,7 +130,13 @@ class KVBlock:
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
     def plane(
-        self, kv: Any, buffer: Any, planes: Any, which: int, head: Any, pages: int
+        self,
+        kv: Any,
+        buffer: Any,
+        planes: Any,
+        which: int,
+        head: Any,
+        pages: int,
     ) -> Any:
         """K (0) or V (1) of a head in the block's first pages: [keys, D]."""
         keys = pages * self.page_size

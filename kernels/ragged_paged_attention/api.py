@@ -371,9 +371,7 @@ def _metadata(batch: Any) -> tuple[Any, ...]:
     )
 
 
-def _as_batch(
-    batch: Any, operands: Operands, layout: KVLayout
-) -> RaggedBatch:
+def _as_batch(batch: Any, operands: Operands, layout: KVLayout) -> RaggedBatch:
     if isinstance(batch, RaggedBatch):
         return batch
     return RaggedBatch(

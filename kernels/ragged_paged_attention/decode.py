@@ -92,7 +92,9 @@ def decode_attention(
         _columns(shape, params, k_scale, v_scale, sinks),
         block.view(kv_pages),
     )
-    return _from_rows(out, shape), _from_rows(lse[..., 0, :, None], shape)[..., 0]
+    return _from_rows(out, shape), _from_rows(lse[..., 0, :, None], shape)[
+        ..., 0
+    ]
 
 
 def _shape(
@@ -151,8 +153,10 @@ def _columns(
     """
     ones = jnp.ones(shape.num_kv_heads, jnp.float32)
     group = shape.num_q_heads // shape.num_kv_heads
-    logit = params.sm_scale if params.soft_cap is None else (
-        params.sm_scale / params.soft_cap
+    logit = (
+        params.sm_scale
+        if params.soft_cap is None
+        else (params.sm_scale / params.soft_cap)
     )
     if params.soft_cap is None:
         logit *= LOG2_E
@@ -185,9 +189,7 @@ def _call(static: _Static, tuning: Tuning, interpret: Any) -> Any:
 
     block = pl.BlockSpec((seqs, dots, rows, shape.head_dim), of_step)
     lse_block = pl.BlockSpec((seqs, dots, 1, lse_lanes), of_step)
-    column_block = pl.BlockSpec(
-        (3, dots, rows, LANES), lambda *_: (0, 0, 0, 0)
-    )
+    column_block = pl.BlockSpec((3, dots, rows, LANES), lambda *_: (0, 0, 0, 0))
     per_head = (dots, shape.dot_heads, rows, shape.head_dim)
     return pl.pallas_call(
         functools.partial(_kernel, static),
@@ -215,9 +217,7 @@ def _call(static: _Static, tuning: Tuning, interpret: Any) -> Any:
             jax.ShapeDtypeStruct(
                 (shape.seqs, dots, rows, shape.head_dim), shape.out_dtype
             ),
-            jax.ShapeDtypeStruct(
-                (shape.seqs, dots, 1, lse_lanes), jnp.float32
-            ),
+            jax.ShapeDtypeStruct((shape.seqs, dots, 1, lse_lanes), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
@@ -522,7 +522,9 @@ def _attend(
         weights.append(p.astype(shape.dtype))
         factors.append(factor)
     for dot in dots:
-        _add_values(static, r, buffer, pages, dot, weights[dot], factors[dot], edge)
+        _add_values(
+            static, r, buffer, pages, dot, weights[dot], factors[dot], edge
+        )
 
 
 def _plane(
@@ -637,7 +639,7 @@ def _add_values(
 
 
 def _live_rows(x: Any, count: Any) -> Any:
-    """x [rows, D] with rows from `count` on 0, also where they are NaN."""
+    """X [rows, D] with rows from `count` on 0, also where they are NaN."""
     packing = 4 // x.dtype.itemsize
     words = pltpu.bitcast(x, jnp.uint32) if packing > 1 else x
     first = packing * lax.broadcasted_iota(jnp.int32, words.shape, 0)
@@ -686,6 +688,4 @@ def _as_row(column: Any, width: int) -> Any:
     column = exp2_softmax.widen(column, width)
     row = lax.broadcasted_iota(jnp.int32, column.shape, 0)
     lane = lax.broadcasted_iota(jnp.int32, column.shape, 1)
-    return jnp.sum(
-        jnp.where(row == lane, column, 0.0), axis=0, keepdims=True
-    )
+    return jnp.sum(jnp.where(row == lane, column, 0.0), axis=0, keepdims=True)

@@ -110,6 +110,4 @@ def _vector_memory(
 def _prefill(
     call: Mapping[str, Any], block: KVBlock, tuning: Tuning
 ) -> prefill_shape.PrefillShape:
-    return prefill_shape.fit(
-        call["q"], block, call["P"], tuning, columns=None
-    )
+    return prefill_shape.fit(call["q"], block, call["P"], tuning, columns=None)

@@ -154,7 +154,10 @@ def _attend(
             tree=None
             if queries.tree is None
             else (
-                [queries.tree[:, i : i + 1] for i in range(queries.tree.shape[1])],
+                [
+                    queries.tree[:, i : i + 1]
+                    for i in range(queries.tree.shape[1])
+                ],
                 keys[None, :] - first_new,
             ),
         )

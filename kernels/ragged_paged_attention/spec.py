@@ -122,7 +122,6 @@ def _scales_fit(heads: str) -> tuple[Relation, ...]:
     )
 
 
-
 _NOT_EMPTY = Relation(
     "min(N, page, C, Dk) > 0",
     "kv_pages",

@@ -182,7 +182,9 @@ def _one_by_one(
     if size == 0:
         avals = primitive.abstract_eval(
             *(
-                jax.typeof(operand).update(shape=operand.shape[dim is not None :])
+                jax.typeof(operand).update(
+                    shape=operand.shape[dim is not None :]
+                )
                 for operand, dim in zip(mapped, dims, strict=True)
             ),
             **options,

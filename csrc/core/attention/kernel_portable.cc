@@ -5,7 +5,7 @@
 namespace pagemill::attention {
 
 const Kernels kPortableKernels = {RunItem<float>, RunItem<BFloat16>,
-                                RunItem<F8E4M3>, RunItem<F8E5M2>,
-                                RunItem<int8_t>};
+                                  RunItem<F8E4M3>, RunItem<F8E5M2>,
+                                  RunItem<int8_t>};
 
 }  // namespace pagemill::attention

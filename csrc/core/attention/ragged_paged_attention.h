@@ -23,7 +23,7 @@ namespace pagemill {
 enum class DType { kF32, kBF16, kF8E4M3, kF8E5M2, kI8 };
 
 struct RaggedPagedAttentionArgs {
-  const void* q = nullptr;         // [T, num_q_heads, head_dim]
+  const void* q = nullptr;  // [T, num_q_heads, head_dim]
   const void* kv_pages = nullptr;
   void* out = nullptr;           // as q; every row is written
   float* lse = nullptr;          // [T, num_q_heads]; null: not wanted
@@ -53,9 +53,9 @@ struct RaggedPagedAttentionArgs {
 
 // Query i of a sequence stands at kv_len - q_len + i and sees the keys up to
 // there (causal), of them the last `sliding_window`.  Dead rows, and rows with
-// no visible key, are written as 0, with an lse of the sink or -inf.  Dead rows of q, dead page slots and tokens
-// past kv_len are never read; a masked key adds nothing to a row, whatever it
-// and its value hold.
+// no visible key, are written as 0, with an lse of the sink or -inf.  Dead rows
+// of q, dead page slots and tokens past kv_len are never read; a masked key
+// adds nothing to a row, whatever it and its value hold.
 //   kInvalidArgument: PAGEMILL_CPU_ISA names no instruction set of this
 //     machine.
 Status RaggedPagedAttention(const RaggedPagedAttentionArgs& args,

@@ -317,13 +317,11 @@ class TestBatch {
   bool Sees(int64_t seq, int64_t i, int64_t key) const {
     const Sequence& s = shape_.sequences[seq];
     const int64_t first_new = s.kv_len - s.q_len, position = first_new + i;
-    const bool ordered =
-        shape_.tree_words > 0
-            ? InTree(cu_q_lens_[seq] + i, key - first_new)
-            : !shape_.causal || key <= position;
-    return ordered &&
-           (shape_.sliding_window == 0 ||
-            key > position - shape_.sliding_window);
+    const bool ordered = shape_.tree_words > 0
+                             ? InTree(cu_q_lens_[seq] + i, key - first_new)
+                             : !shape_.causal || key <= position;
+    return ordered && (shape_.sliding_window == 0 ||
+                       key > position - shape_.sliding_window);
   }
 
   double Logit(int64_t seq, int64_t i, int64_t head, int64_t key) const {
@@ -360,9 +358,9 @@ class TestBatch {
     row.out.assign(shape_.head_dim, 0.0);
     const double sink = shape_.sinks ? double{sinks_[head]} : -INFINITY;
     const double max =
-        keys.empty() ? sink
-                     : std::max(sink, *std::max_element(logits.begin(),
-                                                        logits.end()));
+        keys.empty()
+            ? sink
+            : std::max(sink, *std::max_element(logits.begin(), logits.end()));
     if (max == -INFINITY) return row;
     double total = std::exp(sink - max);
     for (double& x : logits) total += x = std::exp(x - max);

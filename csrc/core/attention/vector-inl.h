@@ -26,8 +26,7 @@ inline constexpr int kLanes = kVectorBytes / 4;
 using Floats = float __attribute__((vector_size(kVectorBytes)));
 using Ints = int32_t __attribute__((vector_size(kVectorBytes)));
 using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
-using QuarterBits =
-    uint8_t __attribute__((vector_size(kVectorBytes / 4)));
+using QuarterBits = uint8_t __attribute__((vector_size(kVectorBytes / 4)));
 using QuarterInts = int8_t __attribute__((vector_size(kVectorBytes / 4)));
 using HalfBits = uint16_t __attribute__((vector_size(kVectorBytes / 2)));
 

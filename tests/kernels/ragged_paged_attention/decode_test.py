@@ -151,7 +151,8 @@ def run(c: Case, *, pages: int | None = 2, **options: Any) -> Any:
         if name in options
     }
     kernel = _compiled(
-        AttentionParams(kv_layout=KVLayout.PLANES, **options), Tuning(num_kv_pages_per_block=pages)
+        AttentionParams(kv_layout=KVLayout.PLANES, **options),
+        Tuning(num_kv_pages_per_block=pages),
     )
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
@@ -239,7 +240,8 @@ def test_cache_dtypes(kv_dtype: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "heads", [(7, 1), (4, 4), (25, 5), (12, 12), (9, 3), (1, 1), (64, 2)],
+    "heads",
+    [(7, 1), (4, 4), (25, 5), (12, 12), (9, 3), (1, 1), (64, 2)],
     ids=str,
 )
 def test_head_counts(heads: tuple[int, int]) -> None:

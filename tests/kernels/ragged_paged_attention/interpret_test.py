@@ -79,7 +79,11 @@ class TestInterpret(suite.Suite):
         ("heads", "head_dim"), [((4, 2), 128), ((9, 3), 80), ((4, 4), 256)]
     )
     def test_layouts(
-        self, heads: tuple[int, int], head_dim: int, dtype: str, layout: KVLayout
+        self,
+        heads: tuple[int, int],
+        head_dim: int,
+        dtype: str,
+        layout: KVLayout,
     ) -> None:
         self.layout = layout
         batch = random_batch(

@@ -184,7 +184,12 @@ def run(
         if name in options
     }
     tuning = Tuning(num_kv_pages_per_block=pages, num_queries_per_block=queries)
-    kernel = _compiled(AttentionParams(kv_layout=KVLayout.PLANES, **options), tuning, columns, min_q_len)
+    kernel = _compiled(
+        AttentionParams(kv_layout=KVLayout.PLANES, **options),
+        tuning,
+        columns,
+        min_q_len,
+    )
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
     # A private name, the only one there is: renamed, this must fail.

@@ -45,9 +45,7 @@ def call(
     }
 
 
-def limits(
-    layout: KVLayout = KVLayout.PLANES, **changes: Any
-) -> list[Problem]:
+def limits(layout: KVLayout = KVLayout.PLANES, **changes: Any) -> list[Problem]:
     return list(tpu_limits(call(layout=layout, **changes), layout))
 
 
@@ -75,9 +73,7 @@ def test_fitted_blocks_are_legal(
     block = block_of(made, layout)
     pages = decode_shape.fit_block_pages(block, slots, Tuning())
     assert 0 < pages <= slots
-    fitted = prefill_shape.fit(
-        made["q"], block, slots, Tuning(), columns=None
-    )
+    fitted = prefill_shape.fit(made["q"], block, slots, Tuning(), columns=None)
     assert 0 < fitted.block_pages <= slots
     assert fitted.queries > 0
     assert fitted.queries & (fitted.queries - 1) == 0
