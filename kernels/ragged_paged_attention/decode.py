@@ -243,6 +243,8 @@ class _Static:
 # buffer.
 _FETCH_SEQ, _FETCH_ENTRY, _FETCH_LEFT, _FETCH_BUFFER, _BUFFER = range(5)
 _STATE_WORDS = 5
+# Copies that a loop starts per iteration; a power of two.
+_UNROLL = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +357,10 @@ def _seek(static: _Static, r: _Refs, seq: Any) -> None:
     )
 
 
-def _copy(static: _Static, r: _Refs, buffer: Any, i: Any, page: Any) -> Any:
+def _copy(
+    static: _Static, r: _Refs, buffer: Any, i: Any, page: Any
+) -> Any:
+    """The copy of a page to a block's i-th place."""
     return pltpu.make_async_copy(
         r.kv_pages.at[page],
         static.block.page(r.kv, buffer, i),
@@ -363,17 +368,44 @@ def _copy(static: _Static, r: _Refs, buffer: Any, i: Any, page: Any) -> Any:
     )
 
 
+def _await(static: _Static, r: _Refs, buffer: Any, count: Any) -> None:
+    """Waits for `count` pages of a block, a power of two of them at a time."""
+    size = 1
+    while size <= static.shape.block_pages:
+        # A wait needs a copy's size only, and all copies of a block share a
+        # semaphore.
+        some = r.kv.at[buffer, pl.ds(0, size)]
+        wait = pltpu.make_async_copy(some, some, r.arrived.at[buffer]).wait
+        if isinstance(count, int):
+            if count & size:
+                wait()
+        else:
+            pl.when((count & size) != 0)(wait)
+        size *= 2
+
+
 def _fetch(static: _Static, r: _Refs) -> None:
     """Starts the copies of a block and moves the fetching end behind it."""
     shape = static.shape
     entry, buffer = r.state[_FETCH_ENTRY], r.state[_FETCH_BUFFER]
+    count = jnp.minimum(r.state[_FETCH_LEFT], shape.block_pages)
 
-    def start(i: Any, carry: Any) -> Any:
-        _copy(static, r, buffer, i, r.page_indices[entry + i]).start()
+    def start(first: Any, size: int) -> None:
+        for i in range(size):
+            page = r.page_indices[entry + first + i]
+            _copy(static, r, buffer, first + i, page).start()
+
+    def many(i: Any, carry: Any) -> Any:
+        start(i * _UNROLL, _UNROLL)
         return carry
 
-    count = jnp.minimum(r.state[_FETCH_LEFT], shape.block_pages)
-    lax.fori_loop(jnp.int32(0), count, start, jnp.int32(0))
+    count = jnp.maximum(count, 0)
+    groups = lax.div(count, jnp.int32(_UNROLL))
+    lax.fori_loop(jnp.int32(0), groups, many, jnp.int32(0))
+    done, size = groups * _UNROLL, _UNROLL // 2
+    while size:
+        pl.when((count & size) != 0)(functools.partial(start, done, size))
+        done, size = done + (count & size), size // 2
     _advance(static, r)
 
 
@@ -450,8 +482,7 @@ def _interior_block(static: _Static, r: _Refs) -> None:
     shape = static.shape
     buffer = r.state[_BUFFER]
     fetched, entry = r.state[_FETCH_BUFFER], r.state[_FETCH_ENTRY]
-    for i in range(shape.block_pages):
-        _copy(static, r, buffer, i, 0).wait()
+    _await(static, r, buffer, shape.block_pages)
 
     def fetch() -> None:
         for i in range(shape.block_pages):
@@ -468,12 +499,7 @@ def _edge_block(static: _Static, r: _Refs, span: _Span, block: Any) -> None:
     _fetch(static, r)
     first = block * shape.block_pages
     count = jnp.minimum(span.pages - first, shape.block_pages)
-
-    def wait(i: Any, carry: Any) -> Any:
-        _copy(static, r, buffer, i, 0).wait()
-        return carry
-
-    lax.fori_loop(jnp.int32(0), count, wait, jnp.int32(0))
+    _await(static, r, buffer, count)
     begin = (span.first_page + first) * shape.page_size
     below = 0
     for pages in shape.tiers:
