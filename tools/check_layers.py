@@ -28,6 +28,7 @@ IMPORTS = {
     "kernels": (
         *_CORE,
         "pagemill.spec",
+        "pagemill.kv_cache",
         "pagemill.params",
         "pagemill.batch",
         "pagemill.errors",

@@ -122,6 +122,7 @@ def ragged_paged_attention(
         q,
         kv_pages,
         *_metadata(batch),
+    )._replace(
         sinks=sinks,
         k_scale=_as_scale("k_scale", k_scale),
         v_scale=_as_scale("v_scale", v_scale),
@@ -155,9 +156,12 @@ def ragged_paged_attention(
     if k is not None:
         operands = operands._replace(
             kv_pages=update.update_kv_pages(
-                *map(jnp.asarray, (operands.kv_pages, k, v, _slots(batch))),
-                operands.k_scale,
-                operands.v_scale,
+                operands.kv_pages,
+                jnp.asarray(k),
+                jnp.asarray(v),
+                jnp.asarray(_slots(batch)),
+                k_scale=operands.k_scale,
+                v_scale=operands.v_scale,
                 layout=layout,
             )
         )
@@ -309,7 +313,7 @@ def update_kv_pages(
 
     return update.update_kv_pages(
         *map(jnp.asarray, (kv_pages, k, v, _slots(batch))),
-        *map(per_head, scales.values()),
+        **{name: per_head(scale) for name, scale in scales.items()},
         layout=layout,
     )
 

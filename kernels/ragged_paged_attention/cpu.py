@@ -40,7 +40,7 @@ def ragged_paged_attention_cpu(
         _or_empty(o.k_scale),
         _or_empty(o.v_scale),
         _or_empty(o.tree_mask, jnp.uint32),
-        num_kv_heads=np.int64(params.num_kv_heads),
+        num_kv_heads=np.int64(params.num_kv_heads or 0),
         kv_layout=np.int64(params.kv_layout.code),
         sm_scale=np.float32(params.sm_scale),
         soft_cap=np.float32(params.soft_cap or 0.0),

@@ -65,7 +65,8 @@ def decode_attention(
       num_seqs: i32[1], rows behind are dead.
       params: what is computed.
       tuning: how it is cut.
-      k_scale, v_scale: f32[Hkv], factors on K and V.
+      k_scale: f32[Hkv], factors on K.
+      v_scale: f32[Hkv], factors on V.
       sinks: f32[Hq], one more logit per head, in the denominator only.
       tree_mask: u32[S, queries], in place of causal: bit j says whether a query
         sees its row's j-th token of this step.
@@ -357,9 +358,7 @@ def _seek(static: _Static, r: _Refs, seq: Any) -> None:
     )
 
 
-def _copy(
-    static: _Static, r: _Refs, buffer: Any, i: Any, page: Any
-) -> Any:
+def _copy(static: _Static, r: _Refs, buffer: Any, i: Any, page: Any) -> Any:
     """The copy of a page to a block's i-th place."""
     return pltpu.make_async_copy(
         r.kv_pages.at[page],
@@ -374,8 +373,8 @@ def _await(static: _Static, r: _Refs, buffer: Any, count: Any) -> None:
     while size <= static.shape.block_pages:
         # A wait needs a copy's size only, and all copies of a block share a
         # semaphore.
-        some = r.kv.at[buffer, pl.ds(0, size)]
-        wait = pltpu.make_async_copy(some, some, r.arrived.at[buffer]).wait
+        some = static.block.part(r.kv, buffer, size)
+        wait: Any = pltpu.make_async_copy(some, some, r.arrived.at[buffer]).wait
         if isinstance(count, int):
             if count & size:
                 wait()
@@ -519,19 +518,15 @@ def _attend(
     edge: Any,
     meanwhile: Any,
 ) -> None:
-    """Adds a block to the state.
+    """Adds a block's first pages to the state.
 
-    Args:
-      pages: how many of the block's pages to compute.
-      edge: None for an interior block, else its span and its first key.
-      meanwhile: called between QK and softmax.
+    ``edge`` is None for an interior block, else its span and its first key;
+    ``meanwhile`` is called between QK and softmax.
     """
     shape = static.shape
     static.block.split(r.kv, buffer, r.planes, r.words)
     dots = range(shape.dots)
-    logits = []
-    for dot in dots:
-        logits.append(_logits(static, r, buffer, pages, dot))
+    logits = [_logits(static, r, buffer, pages, dot) for dot in dots]
     # Loads and copies of one buffer keep their order, which idles the MXU;
     # here it would wait for the softmax anyway.
     meanwhile()

@@ -78,6 +78,7 @@ class DecodeShape:
 
     @property
     def dots(self) -> int:
+        """Matmuls for all heads."""
         return self.num_kv_heads // self.dot_heads
 
     @property

@@ -18,6 +18,7 @@ from pagemill.spec import (
     FLOATS,
     INT32,
     Attribute,
+    Limits,
     Operand,
     OpSpec,
     Relation,
@@ -403,6 +404,11 @@ _PACKED = {
 }
 
 
+def _limit_for(limit: Any, layout: KVLayout) -> Limits:
+    """tpu_limits of pages of another layout."""
+    return functools.partial(limit, layout=layout)
+
+
 def for_layout(op: OpSpec, layout: KVLayout) -> OpSpec:
     """The spec of an op whose kv_pages have another layout.
 
@@ -420,7 +426,7 @@ def for_layout(op: OpSpec, layout: KVLayout) -> OpSpec:
     ]
     relations += [changes["pack"]] if "pack" in changes else []
     limits = {
-        platform: functools.partial(limit, layout=layout)
+        platform: _limit_for(limit, layout)
         for platform, limit in op.limits.items()
     }
     return dataclasses.replace(

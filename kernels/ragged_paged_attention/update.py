@@ -87,11 +87,10 @@ def quantised(
     if scale is not None:
         wide = wide / scale[:, None]
     if jnp.issubdtype(dtype, jnp.integer):
-        info = jnp.iinfo(dtype)
-        wide = jnp.round(wide)
-        return jnp.clip(wide, info.min, info.max).astype(dtype)
-    largest = float(jnp.finfo(dtype).max)
-    return jnp.clip(wide, -largest, largest).astype(dtype)
+        least, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
+        return jnp.clip(jnp.round(wide), least, largest).astype(dtype)
+    limit = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return jnp.clip(wide, -limit, limit).astype(dtype)
 
 
 def copy_pages(kv_pages: jax.Array, copies: jax.Array) -> jax.Array:

@@ -102,7 +102,7 @@ def oracle(
     sinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """Out and lse in float64, query by query and head by head."""
-    seqs, queries, num_q_heads, _ = c.q.shape
+    _, queries, num_q_heads, _ = c.q.shape
     _, _, num_kv_heads, page_size, head_dim = c.kv_pages.shape
     out = np.zeros(c.q.shape)
     lse = np.full(out.shape[:3], -np.inf)

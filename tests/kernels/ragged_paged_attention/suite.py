@@ -146,7 +146,7 @@ class Suite(abc.ABC):
         self.check(batch, {"sinks": sinks}, **options)
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("kv_dtype", ("float8_e4m3fn", "float8_e5m2"))
+    @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
     def test_float8(self, kv_dtype: str, dtype: str) -> None:
         """C46: pages of 8 bits, a factor per head or none."""
         batch = random_batch(
