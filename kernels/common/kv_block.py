@@ -84,12 +84,6 @@ class KVBlock:
         rows = self.page_shape[0]
         return kv.at[buffer, pl.ds(pl.multiple_of(i * rows, rows), rows)]
 
-    def part(self, kv: Any, buffer: Any, pages: int) -> Any:
-        """The first pages of a buffer."""
-        if self.planes_as_stored:
-            return kv.at[buffer, pl.ds(0, pages)]
-        return kv.at[buffer, pl.ds(0, pages * self.page_shape[0])]
-
     @property
     def split_scratch(self) -> tuple[Any, Any]:
         """Scratch for planes, and for a block's words; tiny where unused."""

@@ -368,19 +368,21 @@ def _copy(static: _Static, r: _Refs, buffer: Any, i: Any, page: Any) -> Any:
 
 
 def _await(static: _Static, r: _Refs, buffer: Any, count: Any) -> None:
-    """Waits for `count` pages of a block, a power of two of them at a time."""
-    size = 1
-    while size <= static.shape.block_pages:
-        # A wait needs a copy's size only, and all copies of a block share a
-        # semaphore.
-        some = static.block.part(r.kv, buffer, size)
-        wait: Any = pltpu.make_async_copy(some, some, r.arrived.at[buffer]).wait
-        if isinstance(count, int):
-            if count & size:
-                wait()
-        else:
-            pl.when((count & size) != 0)(wait)
-        size *= 2
+    """Waits for `count` pages of a block, one by one.
+
+    One wait for all would do, but the compiler's simulator does not see it:
+    kernels would seem faster than HBM.
+    """
+
+    def wait(i: Any, carry: Any) -> Any:
+        _copy(static, r, buffer, i, 0).wait()
+        return carry
+
+    if isinstance(count, int):
+        for i in range(count):
+            wait(i, None)
+    else:
+        lax.fori_loop(jnp.int32(0), count, wait, jnp.int32(0))
 
 
 def _fetch(static: _Static, r: _Refs) -> None:

@@ -15,8 +15,8 @@ _ROWS_PER_DOT = 16
 _BUFFERS = 3
 # Buffers of keys and values together; well below the 16 MiB that the compiler
 # grants by default where that is least.
-_BUFFER_BYTES = 12 * 2**20
-_KEYS_PER_BLOCK = 1024
+_BUFFER_BYTES = 10 * 2**20
+_KEYS_PER_BLOCK = 512
 _SEQS_PER_STEP = 8
 _KEYS_PER_TIER = 128
 

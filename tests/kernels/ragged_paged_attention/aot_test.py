@@ -9,14 +9,17 @@ from typing import Any
 
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+os.environ.setdefault("TPU_LOG_DIR", "disabled")
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
-from pagemill.kernels.ragged_paged_attention.kernel import (
+from pagemill.kernels.ragged_paged_attention.operands import Operands
+from pagemill.kernels.ragged_paged_attention.tpu import (
     ragged_paged_attention_tpu,
 )
+from pagemill.kv_cache import KVCacheSpec, KVLayout
 from pagemill.params import AttentionParams, Tuning
 
 GENERATIONS = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
@@ -28,14 +31,17 @@ def compile_for(
     generation: str,
     dtype: str,
     *,
-    heads: tuple[int, int] = (32, 8),
+    kv_dtype: str | None = None,
+    layout: KVLayout = KVLayout.PLANES,
+    heads: tuple[int, int] = (4, 2),
     head_dim: int = 128,
     page_size: int = 16,
     max_num_seqs: int = 64,
     pages_per_seq: int = 32,
+    extras: tuple[str, ...] = (),
     **options: Any,
 ) -> Any:
-    """Lowers and compiles the kernel for one device of a topology."""
+    """Lowers and compiles the op's kernels for one device of a topology."""
     device = topologies.get_topology_desc(
         platform="tpu", topology_name=generation
     ).devices[0]
@@ -45,21 +51,36 @@ def compile_for(
     def operand(shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    run = functools.partial(
-        ragged_paged_attention_tpu,
-        params=AttentionParams(sm_scale=0.1, **options),
-        tuning=Tuning(),
+    spec = KVCacheSpec(
+        NUM_PAGES, page_size, heads[1], head_dim, kv_dtype or dtype, layout
     )
-    pages = (NUM_PAGES, page_size, 2 * heads[1], head_dim)
+    more = {
+        "sinks": operand((heads[0],), jnp.float32),
+        "k_scale": operand((heads[1],), jnp.float32),
+        "v_scale": operand((heads[1],), jnp.float32),
+        "tree_mask": operand((256, 1), jnp.uint32),
+    }
+    operands = Operands(
+        operand((256, heads[0], head_dim), dtype),
+        operand(spec.shape, spec.dtype),
+        operand((max_num_seqs,)),
+        operand((max_num_seqs, pages_per_seq)),
+        operand((max_num_seqs + 1,)),
+        operand((1,)),
+        **{name: more[name] for name in extras},
+    )
+    params = AttentionParams(
+        sm_scale=0.1,
+        num_kv_heads=heads[1],
+        kv_layout=layout,
+        return_lse=True,
+        **options,
+    )
+    run = functools.partial(
+        ragged_paged_attention_tpu, params=params, tuning=Tuning()
+    )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        traced = jax.jit(run).trace(
-            operand((256, heads[0], head_dim), dtype),
-            operand(pages, dtype),
-            operand((max_num_seqs,)),
-            operand((max_num_seqs, pages_per_seq)),
-            operand((max_num_seqs + 1,)),
-            operand((1,)),
-        )
+        traced = jax.jit(run).trace(operands)
         return traced.lower(lowering_platforms=("tpu",)).compile()
 
 
@@ -78,58 +99,77 @@ def moves_of_cache(compiled: Any) -> list[str]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_generation(generation: str, dtype: str) -> None:
-    compiled = compile_for(generation, dtype)
-    assert "tpu_custom_call" in compiled.as_text()
+    compiled = compile_for(generation, dtype, heads=(32, 8))
+    assert compiled.as_text().count("tpu_custom_call") >= 2
+    assert not moves_of_cache(compiled)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_pages_of_eight_bits(generation: str, kv_dtype: str) -> None:
+    """C46."""
+    compiled = compile_for(
+        generation,
+        "bfloat16",
+        kv_dtype=kv_dtype,
+        page_size=32,
+        extras=("k_scale", "v_scale"),
+    )
     assert not moves_of_cache(compiled)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", [(8, 8), (4, 2), (7, 1), (12, 12)], ids=str)
-def test_cache_is_not_copied(heads: tuple[int, int], dtype: str) -> None:
-    assert not moves_of_cache(compile_for("v6e:2x2", dtype, heads=heads))
+@pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
+@pytest.mark.parametrize("generation", ["v5e:2x2", "v6e:2x2"])
+def test_layouts(generation: str, layout: KVLayout, dtype: str) -> None:
+    compiled = compile_for(generation, dtype, layout=layout, heads=(8, 8))
+    assert not moves_of_cache(compiled)
 
 
 def test_copies_of_the_cache_are_seen() -> None:
     """The check above finds one: ten rows per token do not fill tiles."""
-    assert moves_of_cache(compile_for("v6e:2x2", "bfloat16", heads=(25, 5)))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_wide_heads(generation: str, dtype: str) -> None:
-    compile_for(generation, dtype, head_dim=256)
+    compiled = compile_for(
+        "v6e:2x2", "bfloat16", layout=KVLayout.INTERLEAVED, heads=(25, 5)
+    )
+    assert moves_of_cache(compiled)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "heads",
-    [(8, 8), (4, 2), (25, 5), (7, 1), (12, 12), (9, 3), (1, 1)],
+    [(8, 8), (25, 5), (7, 1), (12, 12), (9, 3), (1, 1)],
     ids=str,
 )
 def test_head_counts(heads: tuple[int, int], dtype: str) -> None:
     """C36."""
-    compile_for("v6e:2x2", dtype, heads=heads)
+    assert not moves_of_cache(compile_for("v6e:2x2", dtype, heads=heads))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("generation", GENERATIONS[1:])
-@pytest.mark.parametrize("head_dim", [64, 80, 96])
-def test_narrow_heads(head_dim: int, generation: str, dtype: str) -> None:
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 192, 256])
+def test_head_dims(head_dim: int, generation: str, dtype: str) -> None:
     """C34."""
-    compile_for(generation, dtype, heads=(4, 2), head_dim=head_dim)
+    compile_for(generation, dtype, head_dim=head_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("page_size", [1, 8, 32, 128])
+@pytest.mark.parametrize("page_size", [1, 8, 32, 128, 256])
 def test_page_sizes(page_size: int, dtype: str) -> None:
     """C38."""
-    compile_for("v6e:2x2", dtype, heads=(4, 2), page_size=page_size)
+    compile_for("v6e:2x2", dtype, page_size=page_size)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"causal": False}, {"sliding_window": 512}, {"soft_cap": 30.0}],
+    [
+        {"causal": False},
+        {"sliding_window": 512},
+        {"soft_cap": 30.0},
+        {"extras": ("sinks", "k_scale", "v_scale")},
+        {"extras": ("tree_mask",), "sliding_window": 512},
+    ],
     ids=str,
 )
 def test_options(options: dict[str, Any]) -> None:
-    compile_for("v6e:2x2", "bfloat16", heads=(4, 2), **options)
+    compile_for("v6e:2x2", "bfloat16", **options)
