@@ -28,6 +28,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import exp2_softmax, masking
+from pagemill.kernels.common.chip import chip
 from pagemill.kernels.common.exp2_softmax import LANES, LN_2, LOG2_E
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
 from pagemill.kernels.ragged_paged_attention.decode_shape import (
@@ -119,6 +120,8 @@ def _shape(
         kv_dtype=block.dtype,
         out_dtype=jnp.dtype(q.dtype),
         block_pages=fit_block_pages(block, pages_per_seq, tuning),
+        cores=chip().cores,
+        fp8=chip().takes_fp8,
     )
     return shape, dataclasses.replace(block, pages=shape.block_pages)
 
@@ -580,7 +583,7 @@ def _logits(
 def _operand(static: _Static, x: Any) -> Any:
     """Keys or values as the MXU takes them; it widens fp8 by itself."""
     fp8 = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1
-    if fp8 and static.shape.dtype == jnp.bfloat16:
+    if fp8 and static.shape.fp8 and static.shape.dtype == jnp.bfloat16:
         return x
     return x.astype(static.shape.dtype)
 

@@ -33,6 +33,7 @@ class DecodeShape:
       buffers: blocks in flight or in use.
       seqs_per_step: sequences of a grid step.
       cores: TensorCores that share the grid.
+      fp8: the MXU takes keys and values of that type.
     """
 
     seqs: int
@@ -48,6 +49,7 @@ class DecodeShape:
     buffers: int = _BUFFERS
     seqs_per_step: int = _SEQS_PER_STEP
     cores: int = 1
+    fp8: bool = True
 
     @property
     def keys(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.common.chip import chip
 from pagemill.kernels.common.kv_block import KVBlock
 from pagemill.params import Tuning
 
@@ -15,9 +15,6 @@ LANES = 128
 _ROWS_PER_TILE = 512  # of queries that share a KV head
 _MIN_QUERIES, _MAX_QUERIES = 16, 256
 _KEYS_PER_BLOCK = 512
-# The best blocks take up to 17 MiB, spilled registers included; the compiler
-# grants 16 by default on some generations. All but v4 have 64 at least.
-_VMEM_LIMIT = 32 * 2**20
 _VMEM_FOR_BUFFERS = 3 / 4  # the rest is for what the compiler spills
 
 
@@ -79,32 +76,6 @@ class PrefillShape:
         return max(n for n in range(1, most + 1) if self.num_kv_heads % n == 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """What the choice of blocks depends on, of a TPU generation."""
-
-    columns: bool  # its MXU is 256 wide, and fills better by columns
-    cores: int  # that share a kernel
-    vmem_limit: int  # bytes that the kernel asks for
-
-
-def chip() -> Chip:
-    """The TPU that is lowered for.
-
-    That of the abstract mesh, under which one lowers ahead of time, else the
-    default device; where neither is a TPU, as in the interpreter, the newest.
-    """
-    try:
-        info = pltpu.get_tpu_info()
-    except ValueError:
-        return Chip(columns=True, cores=1, vmem_limit=_VMEM_LIMIT)
-    return Chip(
-        columns=info.mxu_column_size >= 2 * LANES,
-        cores=info.num_cores,
-        vmem_limit=min(_VMEM_LIMIT, info.vmem_capacity_bytes),
-    )
-
-
 def fit(
     q: Any,
     block: KVBlock,
@@ -126,7 +97,7 @@ def fit(
         out_dtype=jnp.dtype(q.dtype),
         queries=_queries(num_q_heads // block.heads, tuning),
         block_pages=1,
-        columns=chip().columns if columns is None else columns,
+        columns=chip().wide if columns is None else columns,
         vmem_limit=tuning.vmem_limit_bytes or chip().vmem_limit,
         cores=chip().cores,
         split=not block.planes_as_stored,

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.common.chip import chip
 from pagemill.kernels.ragged_paged_attention import prefill_shape
 from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
 from pagemill.kv_cache import KVLayout
@@ -389,8 +390,8 @@ def test_neighbours_do_not_matter(seq: int, dtype: str, columns: bool) -> None:
 
 
 def test_two_cores(columns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    chip = dataclasses.replace(prefill_shape.chip(), cores=2)
-    monkeypatch.setattr(prefill_shape, "chip", lambda: chip)
+    two = dataclasses.replace(chip(), cores=2)
+    monkeypatch.setattr(prefill_shape, "chip", lambda: two)
     _compiled.cache_clear()
     check(case(ROWS), columns=columns)
     _compiled.cache_clear()
