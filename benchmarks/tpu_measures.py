@@ -32,12 +32,14 @@ class Subject:
       place: of its spec function.
       pattern: what finds the kernel in its program.
       kwargs: of the spec function, beside the workload's.
+      shared_by: cores that share its work, by generation; one where absent.
     """
 
     name: str
     place: str
     pattern: str
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shared_by: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +79,10 @@ def hbm_floor(tpu: str, work: Work) -> float:
 def cycles_per_sequence(
     subject: Subject, tpu: str, work: Work, counts: tuple[int, int]
 ) -> Figure:
-    """Simulated, as the difference between two numbers of sequences."""
+    """Of a core, simulated: the difference between two of its counts."""
     found = []
-    for seqs in counts:
+    cores = subject.shared_by.get(tpu, 1)
+    for seqs in (count * cores for count in counts):
         more = dataclasses.replace(work, seqs=seqs)
         figure = simulated_cycles(subject, tpu, more)
         if figure.value is None:
