@@ -11,6 +11,8 @@ import numpy as np
 import pagemill
 import pytest
 from pagemill import (
+    KVCacheSpec,
+    KVLayout,
     PagemillError,
     PagePool,
     Planner,
@@ -466,3 +468,102 @@ def test_c79_shard_map_over_heads() -> None:
         atol=1e-4,
         rtol=1e-4,
     )
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "xla"])
+def test_every_option_through_the_op(implementation: Any) -> None:
+    q, kv_pages = tensors()
+    rng = np.random.default_rng(3)
+    sinks = rng.normal(size=4).astype(np.float32)
+    tree_mask = rng.integers(0, 2**32, (16, 1), np.uint32)
+
+    @jax.jit
+    def attend(k_scale: Any) -> Any:
+        return pagemill.ragged_paged_attention(
+            q,
+            kv_pages,
+            RaggedBatch(**metadata()),
+            sinks=sinks.astype(jnp.bfloat16),
+            k_scale=k_scale,
+            v_scale=2.0,
+            tree_mask=tree_mask,
+            mask_value=-1e38,
+            return_lse=True,
+            implementation=implementation,
+        )
+
+    for k_scale in (0.5, 1.5):
+        out, lse = attend(jnp.float32(k_scale))
+        want, want_lse = oracle.ragged_paged_attention_and_lse(
+            q,
+            kv_pages,
+            *bare(metadata()),
+            sm_scale=128**-0.5,
+            sinks=np.asarray(sinks.astype(jnp.bfloat16), np.float32),
+            k_scale=k_scale,
+            v_scale=2.0,
+            tree_mask=tree_mask,
+        )
+        np.testing.assert_allclose(out, want, atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(lse, want_lse, atol=1e-4, rtol=1e-4)
+    assert attend._cache_size() == 1
+
+
+@pytest.mark.parametrize("layout", list(KVLayout))
+def test_c46_eight_bit_pages_are_written_and_read(layout: KVLayout) -> None:
+    """What comes out is attention over what was stored."""
+    rng = np.random.default_rng(4)
+    cache = KVCacheSpec(8, 16, 2, 128, "int8", layout)
+    q = rng.normal(size=(16, 4, 128)).astype(jnp.bfloat16)
+    old = rng.integers(-90, 90, (2, 8, 16, 2, 128)).astype(np.int8)
+    new = rng.normal(size=(2, 16, 2, 128)).astype(jnp.bfloat16)
+    scales = {"k_scale": 0.02, "v_scale": np.array([0.03, 0.02], np.float32)}
+    out, pages = pagemill.ragged_paged_attention(
+        q,
+        cache.pack(*old),
+        RaggedBatch(**metadata()),
+        k=new[0],
+        v=new[1],
+        kv_layout=layout,
+        **scales,
+    )
+    stored = np.stack(cache.unpack(pages), axis=3).reshape(8, 16, 4, 128)
+    want = oracle.ragged_paged_attention(
+        q, stored, *bare(metadata()), sm_scale=128**-0.5, **scales
+    )
+    np.testing.assert_allclose(
+        np.asarray(out, np.float64), want, atol=2e-2, rtol=2e-2
+    )
+    written = np.asarray(stored[0, 12, 0::2], np.float64) * 0.02
+    nearest = np.clip(new[0, 0].astype(np.float64), -128 * 0.02, 127 * 0.02)
+    np.testing.assert_allclose(written, nearest, atol=0.01 + 1e-6)
+    # C30: without k and v nothing is written.
+    alone = pagemill.ragged_paged_attention(
+        q, pages, RaggedBatch(**metadata()), kv_layout=layout, **scales
+    )
+    np.testing.assert_array_equal(alone, out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_value": -10.0}, "mask_value=-10.0 must be at most -1e30"),
+        ({"k_scale": 0.0}, "k_scale=0.0 must be positive and finite"),
+        ({"v_scale": np.nan}, "v_scale=nan must be positive and finite"),
+        ({"k_scale": "x"}, "k_scale='x' must be a number"),
+        ({"k_scale": np.ones(3, np.float32)}, "k_scale.shape=\\(3,\\)"),
+        ({"sinks": np.zeros(3, np.float32)}, "sinks.shape=\\(3,\\)"),
+        ({"tree_mask": np.zeros((16, 1), np.int32)}, "`tree_mask` must be"),
+        ({"tree_mask": np.zeros((15, 1), np.uint32)}, "tree_mask.shape"),
+        ({"kv_layout": "rows"}, "kv_layout='rows' must be"),
+        ({"kv_layout": "planes"}, "kv_pages.shape"),
+        ({"num_kv_heads": 3}, "num_kv_heads=3 must be"),
+    ],
+    ids=str,
+)
+def test_refused_options(options: dict[str, Any], message: str) -> None:
+    q, kv_pages = tensors()
+    with pytest.raises(PagemillError, match=message):
+        pagemill.ragged_paged_attention(
+            q, kv_pages, RaggedBatch(**metadata()), **options
+        )

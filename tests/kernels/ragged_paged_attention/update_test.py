@@ -106,3 +106,33 @@ def test_a_donated_cache_is_written_in_place() -> None:
     write = jax.jit(update.update_kv_pages, donate_argnums=0)
     out = write(kv_pages, kv, kv, jnp.asarray(slots_of(batch)))
     assert out.unsafe_buffer_pointer() == where
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8]
+)
+def test_eight_bits_are_rounded_and_kept_finite(dtype: Any) -> None:
+    """C46: to the nearest, ties to even, and no NaN for what is too large."""
+    dtype = jnp.dtype(dtype)
+    values = np.array(
+        [0.0, 0.02, 0.031, 1.0, -1.0, 3.37, -2.53, 1e4, -1e4], np.float32
+    )
+    scale = np.float32(0.02)
+    found = update.quantised(
+        jnp.asarray(values).reshape(-1, 1, 1), jnp.full((1,), scale), dtype
+    )
+    every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
+    every = np.unique(every[np.isfinite(every)])
+    wanted = (values / scale).astype(np.float64)
+    for one, got in zip(wanted, np.asarray(found).reshape(-1), strict=True):
+        distance = np.abs(every - np.clip(one, every[0], every[-1]))
+        assert abs(float(got) - one) <= distance.min() + 1e-6 or float(got) in (
+            every[0],
+            every[-1],
+        )
+    assert np.isfinite(np.asarray(found).astype(np.float32)).all()
+    if dtype.kind == "i":
+        ties = jnp.asarray([0.5, 1.5, -2.5], jnp.float32).reshape(-1, 1, 1)
+        np.testing.assert_array_equal(
+            update.quantised(ties, None, dtype).reshape(-1), [0, 2, -2]
+        )
