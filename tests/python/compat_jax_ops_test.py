@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention as peer
-from pagemill import PagemillError, SpecError, UnsupportedError
+from pagemill import PagemillError, SpecError
 from pagemill.compat.jax_ops import ragged_paged_attention as ours
 
 from tests.python.b0 import i32
@@ -288,19 +288,19 @@ def test_attends_as_the_public_reference(options: dict[str, Any]) -> None:
         assert not out[9:].any()
 
 
-def test_unsupported_options_are_refused_by_name() -> None:
-    for name, value in (
-        ("mask_value", -1e9),
-        ("mask_value", np.zeros(2)),
-        ("k_scale", 0.5),
-        ("v_scale", np.float32(2)),
-    ):
-        with pytest.raises(UnsupportedError, match=f"cannot take {name}="):
-            give(ours.ragged_paged_attention, call(**{name: value}))
-    with pytest.raises(UnsupportedError, match=r"k_scale=0\.5, v_scale=2\.0"):
-        give(ours.ragged_paged_attention, call(k_scale=0.5, v_scale=2.0))
+def test_scales_and_the_mask_value() -> None:
+    plain = give(ours.ragged_paged_attention, call())
+    scaled = give(
+        ours.ragged_paged_attention,
+        call(sm_scale=0.5, k_scale=2.0, v_scale=np.float32(3)),
+    )
+    np.testing.assert_allclose(scaled, 3 * plain, atol=1e-4, rtol=1e-4)
     usual = {"mask_value": ours.DEFAULT_MASK_VALUE, "k_scale": None}
-    give(ours.ragged_paged_attention, call(**usual))
+    np.testing.assert_array_equal(
+        give(ours.ragged_paged_attention, call(**usual)), plain
+    )
+    with pytest.raises(SpecError, match="mask_value=-1000000000"):
+        give(ours.ragged_paged_attention, call(mask_value=-1e9))
 
 
 def test_wrong_calls_of_the_op() -> None:
@@ -311,5 +311,5 @@ def test_wrong_calls_of_the_op() -> None:
     with pytest.raises(SpecError, match="kv_pages"):
         give(
             ours.ragged_paged_attention,
-            call(kv_pages=jnp.ones((8, 16, 4, 128), jnp.float8_e5m2)),
+            call(kv_pages=jnp.ones((8, 16, 4, 128), jnp.bfloat16)),
         )

@@ -17,29 +17,27 @@ public validator would raise comes first. What differs:
 - Any number of heads will do. The public kernel, though not its validators,
   refuses those that XLA cannot tile.
 
-:func:`ragged_paged_attention` computes with one dtype for q and the pages and
-without scales: it refuses float8 pages, which the validators accept, and
-options by name where it has no such thing.
+:func:`ragged_paged_attention` takes pages of q's dtype or of 8 bits, where the
+validators accept any pair of dtypes, and no mask value that would let a masked
+key count.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
 
 import pagemill
 from pagemill import _core, spec
-from pagemill.errors import PagemillError, Problem, SpecError, UnsupportedError
+from pagemill.errors import PagemillError, Problem, SpecError
 from pagemill.kernels.ragged_paged_attention.spec import RAGGED_PAGED_ATTENTION
 from pagemill.params import Tuning
 from pagemill.validation import CheckCode
 
 DEFAULT_MASK_VALUE = -0.7 * float(np.finfo(np.float32).max)
 
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # How the public validators' messages begin, in the order of their checks.
 _PUBLIC_MESSAGES = (
     "num_seqs.shape=",
@@ -68,17 +66,17 @@ def _as_public(op: spec.OpSpec) -> spec.OpSpec:
     return dataclasses.replace(
         op,
         operands=tuple(
-            dataclasses.replace(o, dtypes=(*o.dtypes, *_FLOAT8))
-            if o.name == "kv_pages"
-            else o
+            o
             for o in op.operands
-            if o.name not in ("k", "v")
+            if o.name not in ("k", "v", "sinks", "tree_mask", *scales)
         ),
         relations=tuple(
-            r for r in op.relations if r.rule != "q.dtype == kv_pages.dtype"
+            r
+            for r in op.relations
+            if not r.rule.startswith("q.dtype == kv_pages.dtype")
         ),
         attributes=(
-            *op.attributes,
+            *(a for a in op.attributes if a.name not in scales),
             *(spec.Attribute(name, "float") for name in scales),
         ),
     )
@@ -268,9 +266,10 @@ def ragged_paged_attention(
       sm_scale: factor on the logits.
       sliding_window: keys that a query keeps, itself included; None: all.
       soft_cap: soft_cap * tanh(logit / soft_cap); None: off.
-      mask_value: only the default, or None: masked keys have no weight.
-      k_scale: only None.
-      v_scale: only None.
+      mask_value: at most -1e30, which changes nothing: masked keys have no
+        weight.
+      k_scale: what is stored times this is K; also an array or traced.
+      v_scale: as k_scale, for V.
       num_kv_pages_per_block: how the TPU kernel cuts its work, as what follows.
       num_queries_per_block: query tokens at a time.
       vmem_limit_bytes: VMEM the compiler may use.
@@ -279,10 +278,8 @@ def ragged_paged_attention(
       out, shaped and typed like q.
 
     Raises:
-      UnsupportedError: options that it does not have, all of them.
       PagemillError: as :func:`pagemill.ragged_paged_attention`.
     """
-    _refuse_unsupported(mask_value=mask_value, k_scale=k_scale, v_scale=v_scale)
     out: jax.Array = pagemill.ragged_paged_attention(
         q,
         kv_pages,
@@ -290,6 +287,9 @@ def ragged_paged_attention(
         sm_scale=sm_scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
+        mask_value=mask_value,
+        k_scale=k_scale,
+        v_scale=v_scale,
         tuning=Tuning(
             num_kv_pages_per_block=num_kv_pages_per_block,
             num_queries_per_block=num_queries_per_block,
@@ -314,19 +314,3 @@ def _public_order(violation: _core.Violation) -> tuple[int, int]:
     rank = _PUBLIC_CODES.index(violation.code)
     is_length = violation.code == CheckCode.ROW_TOO_SHORT
     return rank, -violation.value if is_length else 0
-
-
-def _refuse_unsupported(*, mask_value: Any, **scales: Any) -> None:
-    given = {n: scale for n, scale in scales.items() if scale is not None}
-    is_usual = isinstance(mask_value, float) and (
-        mask_value == DEFAULT_MASK_VALUE
-    )
-    if mask_value is not None and not is_usual:
-        given["mask_value"] = mask_value
-    if given:
-        raise UnsupportedError(
-            "ragged_paged_attention cannot take "
-            f"{', '.join(f'{name}={value}' for name, value in given.items())}. "
-            "Leave mask_value out: masked keys have no weight here. Scale the "
-            "pages, or multiply sm_scale by k_scale and the output by v_scale."
-        )
