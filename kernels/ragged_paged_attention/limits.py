@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from pagemill.errors import Problem
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
 from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
+from pagemill.kernels.ragged_paged_attention.prefill_shape import LANES
 from pagemill.kv_cache import KVLayout
 from pagemill.params import SMEM_BYTES, SMEM_RESERVE, AttentionParams, Tuning
 
@@ -24,7 +26,8 @@ def tpu_limits(
 ) -> Iterator[Problem]:
     """Limits that a call goes past.
 
-    Any page_size, head_dim and number of heads will do. Pages of 8 bits need
+    Any page_size and number of heads will do, and any head_dim but of
+    interleaved pages beyond 128: multiples of it. Pages of 8 bits need
     KVLayout.PLANES. The page table and the other metadata lie in scalar memory
     as a whole.
 
@@ -37,8 +40,11 @@ def tpu_limits(
     )
     fields = dataclasses.fields(Tuning)
     tuning = Tuning(**{f.name: call.get(f.name) for f in fields})
-    block = kv_block(call["kv_pages"], params, head_dim=call["D"])
+    planes = layout is KVLayout.PLANES
+    head_dim = call["kv_pages"].shape[-1] if planes else call["D"]
+    block = kv_block(call["kv_pages"], params, head_dim=head_dim)
     yield from _narrow_pages(block)
+    yield from _ragged_rows(block)
     yield from _scalar_memory(call, block, tuning)
     yield from _vector_memory(call, block, tuning)
 
@@ -62,6 +68,17 @@ def _narrow_pages(block: KVBlock) -> Iterator[Problem]:
             f"kv_pages of {block.dtype} must have kv_layout='planes' on TPUs, "
             f"not {block.layout.value!r}.",
             "Make the cache with pagemill.KVCacheSpec(layout='planes').",
+        )
+
+
+def _ragged_rows(block: KVBlock) -> Iterator[Problem]:
+    whole = block.lanes <= LANES or block.lanes % LANES == 0
+    if not block.planes_as_stored and not whole:
+        yield Problem(
+            "head_dim",
+            f"head_dim={block.head_dim} of interleaved pages must be at most "
+            f"{LANES} or a multiple of it on TPUs.",
+            "Use kv_layout='planes' or 'packed', whose pages are padded.",
         )
 
 
@@ -110,4 +127,6 @@ def _vector_memory(
 def _prefill(
     call: Mapping[str, Any], block: KVBlock, tuning: Tuning
 ) -> prefill_shape.PrefillShape:
-    return prefill_shape.fit(call["q"], block, call["P"], tuning, columns=None)
+    q = call["q"]
+    padded = jax.ShapeDtypeStruct((*q.shape[:2], block.head_dim), q.dtype)
+    return prefill_shape.fit(padded, block, call["P"], tuning, columns=None)

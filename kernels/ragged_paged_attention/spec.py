@@ -344,6 +344,13 @@ RAGGED_PAGED_ATTENTION = OpSpec(
 )
 
 
+_PADDED_HEAD_DIM = dataclasses.replace(
+    _SAME_HEAD_DIM,
+    rule="Dk == (D + 127) // 128 * 128",
+    message="Q head_dim {q.shape[2]} must be that of K/V, padded to a multiple "
+    "of 128. Got {kv_pages.shape[4]}.",
+    remedy="Make the cache with pagemill.KVCacheSpec.",
+)
 _PLANES = {
     "kv_pages": Operand("kv_pages", ("N", "2", "Hp", "page", "Dk"), _KV_DTYPES),
     "num_kv_heads": dataclasses.replace(_NUM_KV_HEADS, default="Hp"),
@@ -353,11 +360,7 @@ _PLANES = {
         message="num_kv_heads={num_kv_heads} must be that of kv_pages, "
         "{kv_pages.shape[2]}.",
     ),
-    _SAME_HEAD_DIM.rule: dataclasses.replace(
-        _SAME_HEAD_DIM,
-        message="Q head_dim {q.shape[2]} must be the same as that of K/V "
-        "{kv_pages.shape[4]}.",
-    ),
+    _SAME_HEAD_DIM.rule: _PADDED_HEAD_DIM,
     "C == 2 * Hkv": Relation(
         "Hp == Hkv",
         "k",
@@ -381,12 +384,7 @@ _PACKED = {
         "two per head.",
         remedy="Say how many heads there are where the last rows are padding.",
     ),
-    _SAME_HEAD_DIM.rule: dataclasses.replace(
-        _SAME_HEAD_DIM,
-        rule="Dk == (D + 127) // 128 * 128",
-        message="Q head_dim {q.shape[2]} must be that of K/V, which packed "
-        "pages pad to a multiple of 128. Got {kv_pages.shape[4]}.",
-    ),
+    _SAME_HEAD_DIM.rule: _PADDED_HEAD_DIM,
     "C == 2 * Hkv": Relation(
         "0 <= Cp * pack - 2 * Hkv < pack",
         "k",

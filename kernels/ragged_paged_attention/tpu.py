@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from pagemill.kernels.ragged_paged_attention.decode import decode_attention
 from pagemill.kernels.ragged_paged_attention.operands import Operands
 from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
+from pagemill.kv_cache import KVLayout, with_lanes
 from pagemill.params import AttentionParams, Tuning
 
 
@@ -27,6 +28,13 @@ def ragged_paged_attention_tpu(
 
     ``interpret`` is False, or pltpu.InterpretParams to run on a CPU.
     """
+    head_dim, stored = operands.head_dim, operands.kv_pages.shape[-1]
+    if params.kv_layout is KVLayout.PLANES and stored > head_dim:
+        padded = operands._replace(q=with_lanes(operands.q, stored))
+        out, *lse = ragged_paged_attention_tpu(
+            padded, params=params, tuning=tuning, interpret=interpret
+        )
+        return out[..., :head_dim], *lse
     o = operands
     few = tuning.num_decode_queries or 1
     rows = _rows(o)

@@ -7,7 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pagemill.kv_cache import KVLayout, join_heads, page_size_of
+from pagemill.kv_cache import (
+    KVLayout,
+    join_heads,
+    page_size_of,
+    with_lanes,
+)
 
 
 def slot_mapping(
@@ -60,7 +65,7 @@ def update_kv_pages(
     # A negative index would count from the end: send it past it instead.
     slots = jnp.where(slots < 0, pages * page_size, slots)
     if layout is KVLayout.PLANES:
-        kv = jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
+        kv = with_lanes(jnp.stack([k, v], axis=1), kv_pages.shape[-1])
         page, offset = slots // page_size, slots % page_size
         return kv_pages.at[page, :, :, offset].set(kv, mode="drop")
     kv = join_heads(k, v, kv_pages.shape)

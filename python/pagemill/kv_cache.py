@@ -32,8 +32,9 @@ class KVLayout(enum.Enum):
     rounded up to a multiple of it, D rounded up to 128 lanes."""
 
     PLANES = "planes"
-    """[N, 2, Hkv, page_size, D]: K of all heads, then V. The TPU kernels' own:
-    nothing needs to be told apart before it is multiplied."""
+    """[N, 2, Hkv, page_size, D]: K of all heads, then V, D rounded up to 128
+    lanes. The TPU kernels' own: nothing needs to be told apart before it is
+    multiplied."""
 
     @property
     def code(self) -> int:
@@ -83,13 +84,13 @@ class KVCacheSpec:
         """Of the cache's array."""
         pages, size = self.total_num_pages, self.page_size
         heads, dim = self.num_kv_heads, self.head_dim
+        lanes = -(-dim // _LANES) * _LANES
         if self.layout is KVLayout.PLANES:
-            return pages, 2, heads, size, dim
+            return pages, 2, heads, size, lanes
         if self.layout is KVLayout.INTERLEAVED:
             return pages, size, 2 * heads, dim
         pack = _WORD_BYTES // self.dtype.itemsize
-        groups = -(-2 * heads // pack)
-        return pages, size, groups, pack, -(-dim // _LANES) * _LANES
+        return pages, size, -(-2 * heads // pack), pack, lanes
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +115,8 @@ class KVCacheSpec:
         """
         k, v = (jnp.asarray(x).astype(self.dtype) for x in (k, v))
         if self.layout is KVLayout.PLANES:
-            return jnp.stack([k, v], axis=1).transpose(0, 1, 3, 2, 4)
+            kv = jnp.stack([k, v], axis=1).transpose(0, 1, 3, 2, 4)
+            return with_lanes(kv, self.shape[-1])
         return join_heads(k, v, self.shape)
 
     def unpack(self, kv_pages: Any) -> tuple[jax.Array, jax.Array]:
@@ -148,6 +150,12 @@ def page_size_of(kv_pages: Any, layout: KVLayout) -> int:
     return int(kv_pages.shape[3 if layout is KVLayout.PLANES else 1])
 
 
+def with_lanes(x: jax.Array, lanes: int) -> jax.Array:
+    """Pads the last dimension with 0."""
+    padding = [(0, 0)] * (x.ndim - 1)
+    return jnp.pad(x, [*padding, (0, lanes - x.shape[-1])])
+
+
 def join_heads(k: jax.Array, v: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Combined heads of tokens, K at even and V at odd ones, padded with 0.
 
@@ -165,7 +173,8 @@ def join_heads(k: jax.Array, v: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     kv = jnp.stack([k, v], axis=-2).reshape(*k.shape[:-2], heads, dim)
     rows = math.prod(token[:-1])
     padding = [(0, 0)] * (kv.ndim - 2)
-    kv = jnp.pad(kv, [*padding, (0, rows - heads), (0, token[-1] - dim)])
+    kv = jnp.pad(kv, [*padding, (0, rows - heads), (0, 0)])
+    kv = with_lanes(kv, token[-1])
     return kv.reshape(*k.shape[:-2], *token)
 
 

@@ -13,7 +13,7 @@ from pagemill.kernels.ragged_paged_attention import update
 SHAPES = {
     KVLayout.INTERLEAVED: (6, 4, 6, 80),
     KVLayout.PACKED: (6, 4, 3, 2, 128),
-    KVLayout.PLANES: (6, 2, 3, 4, 80),
+    KVLayout.PLANES: (6, 2, 3, 4, 128),
 }
 
 
@@ -33,7 +33,7 @@ def test_shapes(layout: KVLayout) -> None:
     assert made.shape == SHAPES[layout]
     assert made.zeros().shape == made.shape
     assert made.zeros().dtype == jnp.bfloat16
-    lanes = 128 if layout is KVLayout.PACKED else 80
+    lanes = 80 if layout is KVLayout.INTERLEAVED else 128
     assert made.bytes_per_token == 2 * 3 * lanes * 2
     assert made.nbytes == 6 * 4 * made.bytes_per_token
 

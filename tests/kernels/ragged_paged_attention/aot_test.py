@@ -150,7 +150,7 @@ def test_head_counts(heads: tuple[int, int], dtype: str) -> None:
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 192, 256])
 def test_head_dims(head_dim: int, generation: str, dtype: str) -> None:
     """C34."""
-    compile_for(generation, dtype, head_dim=head_dim)
+    assert not moves_of_cache(compile_for(generation, dtype, head_dim=head_dim))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -47,11 +47,15 @@ def laid_out(kv_pages: Any, layout: KVLayout) -> Any:
     if layout is KVLayout.INTERLEAVED:
         return kv_pages
     pages, size, combined, dim = kv_pages.shape
+    lanes = -(-dim // 128) * 128
     if layout is KVLayout.PLANES:
-        split = kv_pages.reshape(pages, size, combined // 2, 2, dim)
-        return np.ascontiguousarray(split.transpose(0, 3, 2, 1, 4))
+        heads = combined // 2
+        planes = np.zeros((pages, 2, heads, size, lanes), kv_pages.dtype)
+        split = kv_pages.reshape(pages, size, heads, 2, dim)
+        planes[..., :dim] = split.transpose(0, 3, 2, 1, 4)
+        return planes
     pack = 4 // kv_pages.dtype.itemsize
-    groups, lanes = -(-combined // pack), -(-dim // 128) * 128
+    groups = -(-combined // pack)
     packed = np.zeros((pages, size, groups * pack, lanes), kv_pages.dtype)
     packed[:, :, :combined, :dim] = kv_pages
     return packed.reshape(pages, size, groups, pack, lanes)

@@ -53,7 +53,9 @@ def block_of(made: dict[str, Any], layout: KVLayout) -> KVBlock:
     params = AttentionParams(
         sm_scale=1.0, num_kv_heads=made["num_kv_heads"], kv_layout=layout
     )
-    return kv_block(made["kv_pages"], params, head_dim=made["D"])
+    planes = layout is KVLayout.PLANES
+    head_dim = made["kv_pages"].shape[-1] if planes else made["D"]
+    return kv_block(made["kv_pages"], params, head_dim=head_dim)
 
 
 @given(
@@ -85,8 +87,10 @@ def test_fitted_blocks_are_legal(
         made["q"], block, slots, again, columns=None
     )
     made["S"] = 1
+    refused = layout is KVLayout.INTERLEAVED and sizes["head_dim"] == 192
     # Only a single page that is too large by itself can be past a limit.
-    assert not list(tpu_limits(made, layout)) or fitted.block_pages == 1
+    found = list(tpu_limits(made, layout))
+    assert refused or not found or fitted.block_pages == 1
 
 
 def test_a_small_budget_makes_small_blocks() -> None:
@@ -127,7 +131,13 @@ def test_narrow_pages_need_planes() -> None:
 @pytest.mark.parametrize("layout", list(KVLayout))
 def test_head_dims(layout: KVLayout, head_dim: int) -> None:
     """C34."""
-    assert not limits(layout, head_dim=head_dim)
+    found = limits(layout, head_dim=head_dim)
+    if layout is KVLayout.INTERLEAVED and head_dim == 192:
+        (problem,) = found
+        assert "head_dim=192" in problem.message
+        assert "planes" in problem.remedy
+    else:
+        assert not found
 
 
 def test_pages_that_fill_vector_memory() -> None:
