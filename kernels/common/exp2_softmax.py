@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 LANES = 128
 LOG2_E = math.log2(math.e)
@@ -30,14 +31,14 @@ def widen(column: Any, width: int) -> Any:
 def spread_sum(weights: Any) -> Any:
     """Sums f32[rows, keys] to [rows, LANES], whose lanes sum to the total."""
     rows, keys = weights.shape
-    if keys % LANES:
-        total = jnp.sum(weights, axis=1, keepdims=True)
-        first = jnp.arange(LANES, dtype=jnp.int32)[None, :] == 0
-        return jnp.where(first, jnp.broadcast_to(total, (rows, LANES)), 0.0)
-    total = weights[:, :LANES]
-    for i in range(1, keys // LANES):
-        total += weights[:, i * LANES : (i + 1) * LANES]
-    return total
+    whole = keys // LANES * LANES
+    parts = [weights[:, i : i + LANES] for i in range(0, whole, LANES)]
+    total = sum(parts[1:], parts[0]) if parts else 0.0
+    if whole == keys:
+        return total
+    rest = jnp.sum(weights[:, whole:], axis=1, keepdims=True)
+    first = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1) == 0
+    return total + jnp.where(first, rest, 0.0)
 
 
 def weigh(logits: Any, highest: Any, *, masked: bool) -> tuple[Any, Any, Any]:

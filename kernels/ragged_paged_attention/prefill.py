@@ -25,6 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import masking
+from pagemill.kernels.common.exp2_softmax import LOG2_E
 from pagemill.kernels.common.kv_block import kv_block
 from pagemill.kernels.ragged_paged_attention import (
     prefill_columns,
@@ -36,7 +37,6 @@ from pagemill.kernels.ragged_paged_attention.prefill_shape import (
     fit,
 )
 from pagemill.kernels.ragged_paged_attention.prefill_state import (
-    LOG2_E,
     Edge,
     Refs,
     Static,

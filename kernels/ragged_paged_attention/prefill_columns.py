@@ -14,8 +14,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from pagemill.kernels.common.exp2_softmax import LN_2
 from pagemill.kernels.ragged_paged_attention.prefill_state import (
-    LN_2,
     Edge,
     Refs,
     Static,

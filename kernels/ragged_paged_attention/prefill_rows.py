@@ -11,9 +11,13 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from pagemill.kernels.ragged_paged_attention.prefill_shape import LANES
-from pagemill.kernels.ragged_paged_attention.prefill_state import (
+from pagemill.kernels.common.exp2_softmax import (
+    LANES,
     LN_2,
+    spread_sum,
+    widen,
+)
+from pagemill.kernels.ragged_paged_attention.prefill_state import (
     Edge,
     Refs,
     Static,
@@ -104,35 +108,13 @@ def _update(
     shift = jnp.where(new == -jnp.inf, 0.0, new)
     factor = jnp.exp2(top - shift)
     weights = jnp.exp2(x - widen(shift, x.shape[1]))
-    total = r.total[at] * factor + _spread_sum(weights)
+    total = r.total[at] * factor + spread_sum(weights)
     sums = dot(static, weights.astype(v.dtype), v, (1, 0))
     acc = r.acc[at] * widen(factor, sums.shape[1]) + sums
     if edge is not None:
         # A weight of 0 does not stop a NaN of V: select.
         acc = jnp.where(edge.own, acc, r.acc[at])
     r.top[at], r.total[at], r.acc[at] = new, total, acc
-
-
-def widen(column: Any, width: int) -> Any:
-    """[rows, LANES] with equal lanes to [rows, width]."""
-    if width <= LANES:
-        return column[:, :width]
-    copies = jnp.concatenate([column] * -(-width // LANES), axis=1)
-    return copies if width % LANES == 0 else copies[:, :width]
-
-
-def _spread_sum(weights: Any) -> Any:
-    """f32[rows, keys] to [rows, LANES], whose lanes sum to the total."""
-    rows, keys = weights.shape
-    whole = keys // LANES * LANES
-    total = jnp.zeros((rows, LANES), jnp.float32)
-    for i in range(0, whole, LANES):
-        total += weights[:, i : i + LANES]
-    if whole == keys:
-        return total
-    rest = jnp.sum(weights[:, whole:], axis=1, keepdims=True)
-    first = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1) == 0
-    return total + jnp.where(first, rest, 0.0)
 
 
 def finish(static: Static, r: Refs, live: Any) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from pagemill.kernels.common import masking
+from pagemill.kernels.common.exp2_softmax import LOG2_E
 from pagemill.kernels.common.kv_block import KVBlock
 from pagemill.kernels.ragged_paged_attention.prefill_shape import PrefillShape
 from pagemill.params import AttentionParams
-
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
