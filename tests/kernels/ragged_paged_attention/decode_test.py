@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -133,6 +134,14 @@ def oracle(
             out[seq, i, h] = np.exp(x - top) @ v / total
             out[seq, i, h] *= 1.0 if v_scale is None else v_scale[head]
     return out, lse
+
+
+@pytest.fixture(autouse=True)
+def _drop_programs() -> Iterator[None]:
+    """Hundreds of the interpreter's programs would use up memory maps."""
+    yield
+    _compiled.cache_clear()
+    jax.clear_caches()
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,6 +24,14 @@ from tests.kernels.ragged_paged_attention import suite
 INTERPRET = pltpu.InterpretParams(
     detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan"
 )
+
+
+@pytest.fixture(autouse=True)
+def _drop_programs() -> Iterator[None]:
+    """Hundreds of the interpreter's programs would use up memory maps."""
+    yield
+    _compiled.cache_clear()
+    jax.clear_caches()
 
 
 @functools.cache

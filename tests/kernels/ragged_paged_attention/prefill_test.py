@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 # On CPUs the interpreter's programs are compiled by XLA, which fuses a product
@@ -151,6 +152,14 @@ def oracle(
         weights /= np.where(total == 0.0, 1.0, total)[:, None]
         out[at, h] = weights @ v * (1.0 if v_scale is None else v_scale[head])
     return out, lse
+
+
+@pytest.fixture(autouse=True)
+def _drop_programs() -> Iterator[None]:
+    """Hundreds of the interpreter's programs would use up memory maps."""
+    yield
+    _compiled.cache_clear()
+    jax.clear_caches()
 
 
 @functools.cache
