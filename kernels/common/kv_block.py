@@ -2,14 +2,14 @@
 
 Pages of KVLayout.PLANES lie as the products take them. In the other layouts a
 token's heads are adjacent rows, K and V in turn: such a block is split into
-planes once, before it is computed. For 16-bit types two such rows share a row
-of 32-bit words, K in the low half: a word's halves, widened to float32, are K
-and V exactly.
+planes once, before it is computed. Only rows of 32-bit words can be loaded with
+a stride. Rows of narrower types share them, the first in the low bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,7 +33,8 @@ class KVBlock:
       heads: of K, and of V.
       head_dim: size of a head.
       dtype: of the cache.
-      rows: of a token, two per head and padding; 0 in KVLayout.PLANES.
+      rows: of a token, two per head and padding to whole words; 0 in
+        KVLayout.PLANES.
       lanes: elements of a row, head_dim and padding.
     """
 
@@ -65,7 +66,15 @@ class KVBlock:
 
     def view(self, kv_pages: Any) -> Any:
         """The cache with pages of page_shape."""
-        return kv_pages.reshape(kv_pages.shape[0], *self.page_shape)
+        pages = kv_pages.shape[0]
+        if not self.planes_as_stored:
+            shape = pages, self.page_size, -1, self.lanes
+            kv_pages = kv_pages.reshape(shape)
+            padding = self.rows - kv_pages.shape[2]
+            if padding:
+                widths = ((0, 0), (0, 0), (0, padding), (0, 0))
+                kv_pages = jnp.pad(kv_pages, widths)
+        return kv_pages.reshape(pages, *self.page_shape)
 
     def buffers(self, count: int) -> Any:
         """Scratch for blocks on their way."""
@@ -75,7 +84,7 @@ class KVBlock:
     def _block_shape(self) -> tuple[int, ...]:
         if self.planes_as_stored:
             return self.pages, *self.page_shape
-        return self.pages * self.page_shape[0], self.lanes
+        return self.keys * self.rows, self.lanes
 
     def page(self, kv: Any, buffer: Any, i: Any) -> Any:
         """Where the i-th page of a buffer goes."""
@@ -90,44 +99,52 @@ class KVBlock:
         if self.planes_as_stored:
             unused = pltpu.VMEM((8, _LANES), jnp.float32)
             return unused, unused
-        chunks = self.lanes // _LANES if self.lanes > _LANES else 1
-        words = self.keys * self.rows * self.dtype.itemsize // 4
-        width = min(self.lanes, _LANES)
         planes = (2, self.heads, self.keys, self.head_dim)
+        chunks = -(-self.lanes // _LANES)
+        words = self.keys * self.rows // self._packing
         return (
             pltpu.VMEM(planes, self.dtype),
-            pltpu.VMEM((chunks, words, width), jnp.uint32),
+            pltpu.VMEM((chunks, words, min(self.lanes, _LANES)), jnp.uint32),
         )
+
+    @property
+    def _packing(self) -> int:
+        """Elements of a word."""
+        return 4 // self.dtype.itemsize
 
     def split(self, kv: Any, buffer: Any, planes: Any, words: Any) -> None:
         """Fills the planes from a buffer, if they are not as stored."""
         if self.planes_as_stored:
             return
-        width = words.shape[-1]
         packed = pltpu.bitcast(kv[buffer], jnp.uint32)
-        for i in range(words.shape[0]):
-            words[i] = packed[:, i * width : (i + 1) * width]
-        for head in range(self.heads):
-            k, v = self._split_head(words, head)
-            planes[0, head] = k[:, : self.head_dim]
-            planes[1, head] = v[:, : self.head_dim]
+        for chunk, start in enumerate(range(0, self.lanes, _LANES)):
+            part = packed[:, start : start + _LANES]
+            words[chunk, :, : part.shape[1]] = part
+        for chunk, start in enumerate(range(0, self.head_dim, _LANES)):
+            lanes = pl.ds(start, min(_LANES, self.head_dim - start))
+            rows = self._rows(words, chunk)
+            for row, x in zip(range(2 * self.heads), rows, strict=False):
+                head, which = divmod(row, 2)
+                planes[which, head, :, lanes] = x[:, : lanes.size]
 
-    def _split_head(self, words: Any, head: int) -> tuple[Any, Any]:
-        if self.dtype.itemsize == 4:
-            k, v = (self._strided(words, 2 * head + i, 1) for i in (0, 1))
-            return pltpu.bitcast(k, self.dtype), pltpu.bitcast(v, self.dtype)
-        both = self._strided(words, head, 2)
-        low = pltpu.bitcast(both << 16, jnp.float32)
-        high = pltpu.bitcast(both & jnp.uint32(0xFFFF0000), jnp.float32)
-        return low.astype(self.dtype), high.astype(self.dtype)
+    def _rows(self, words: Any, chunk: int) -> Iterator[Any]:
+        """One row of every token after the other: [keys, chunk's lanes]."""
+        stride = self.rows // self._packing
+        for word in range(stride):
+            x = words[chunk, pl.ds(word, self.keys, stride)]
+            for place in range(self._packing):
+                yield self._element(x, place)
 
-    def _strided(self, words: Any, start: int, packing: int) -> Any:
-        stride = self.rows // packing
-        parts = [
-            words[i, pl.ds(start, self.keys, stride)]
-            for i in range(words.shape[0])
-        ]
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    def _element(self, words: Any, place: int) -> Any:
+        """What lies at a place of words, 0 the lowest."""
+        if self._packing == 4:
+            words = (words >> jnp.uint32(8 * place)).astype(jnp.int8)
+        elif self._packing == 2:
+            high = words & jnp.uint32(0xFFFF0000)
+            wide = pltpu.bitcast(high if place else words << 16, jnp.float32)
+            # Exact; int16 would fill registers by half only.
+            return wide.astype(self.dtype)
+        return pltpu.bitcast(words, self.dtype)
 
     def plane(
         self,
@@ -159,8 +176,9 @@ def kv_block(
     """
     shape, layout = kv_pages.shape, params.kv_layout
     planes = layout is KVLayout.PLANES
-    rows = 0 if planes else int(np.prod(shape[2:-1]))
-    heads = shape[2] if planes else rows // 2
+    stored = 0 if planes else int(np.prod(shape[2:-1]))
+    heads = shape[2] if planes else stored // 2
+    packing = 4 // jnp.dtype(kv_pages.dtype).itemsize
     return KVBlock(
         layout=layout,
         pages=pages,
@@ -168,6 +186,6 @@ def kv_block(
         heads=params.num_kv_heads or heads,
         head_dim=head_dim,
         dtype=jnp.dtype(kv_pages.dtype),
-        rows=rows,
+        rows=-(-stored // packing) * packing,
         lanes=shape[-1],
     )

@@ -59,7 +59,7 @@ def decode_attention(
     Args:
       q: [S, queries, Hq, D] f32 or bf16; query i of row s stands at position
         ``kv_lens[s] - q_lens[s] + i``; those from ``q_lens[s]`` on are dead.
-      kv_pages: of params.kv_layout; f32, bf16, and as planes fp8 and int8.
+      kv_pages: of params.kv_layout; f32, bf16, fp8 or int8.
       kv_lens: i32[S], this step's tokens included.
       q_lens: i32[S]; rows with 0, or more than ``queries``, are skipped.
       page_indices: i32[S * pages_per_seq].

@@ -10,7 +10,6 @@ import jax
 from pagemill.errors import Problem
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
 from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
-from pagemill.kernels.ragged_paged_attention.prefill_shape import LANES
 from pagemill.kv_cache import KVLayout
 from pagemill.params import SMEM_BYTES, SMEM_RESERVE, AttentionParams, Tuning
 
@@ -26,10 +25,8 @@ def tpu_limits(
 ) -> Iterator[Problem]:
     """Limits that a call goes past.
 
-    Any page_size and number of heads will do, and any head_dim but of
-    interleaved pages beyond 128: multiples of it. Pages of 8 bits need
-    KVLayout.PLANES. The page table and the other metadata lie in scalar memory
-    as a whole.
+    Any page_size, head_dim and number of heads will do. The page table and the
+    other metadata lie in scalar memory as a whole.
 
     Args:
       call: letters, operands and options of the op's spec.
@@ -43,8 +40,6 @@ def tpu_limits(
     planes = layout is KVLayout.PLANES
     head_dim = call["kv_pages"].shape[-1] if planes else call["D"]
     block = kv_block(call["kv_pages"], params, head_dim=head_dim)
-    yield from _narrow_pages(block)
-    yield from _ragged_rows(block)
     yield from _scalar_memory(call, block, tuning)
     yield from _vector_memory(call, block, tuning)
 
@@ -59,27 +54,6 @@ def smem_bytes(
         -(-4 * entries // _SMEM_GRANULE) * _SMEM_GRANULE
         for entries in (tiles, tiles, max_num_seqs, table, max_num_seqs + 1, 1)
     )
-
-
-def _narrow_pages(block: KVBlock) -> Iterator[Problem]:
-    if block.dtype.itemsize == 1 and not block.planes_as_stored:
-        yield Problem(
-            "kv_pages",
-            f"kv_pages of {block.dtype} must have kv_layout='planes' on TPUs, "
-            f"not {block.layout.value!r}.",
-            "Make the cache with pagemill.KVCacheSpec(layout='planes').",
-        )
-
-
-def _ragged_rows(block: KVBlock) -> Iterator[Problem]:
-    whole = block.lanes <= LANES or block.lanes % LANES == 0
-    if not block.planes_as_stored and not whole:
-        yield Problem(
-            "head_dim",
-            f"head_dim={block.head_dim} of interleaved pages must be at most "
-            f"{LANES} or a multiple of it on TPUs.",
-            "Use kv_layout='planes' or 'packed', whose pages are padded.",
-        )
 
 
 def _scalar_memory(

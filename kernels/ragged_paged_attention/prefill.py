@@ -67,7 +67,7 @@ def prefill_attention(
     Args:
       q: [T, Hq, D] f32 or bf16; query i of row s stands at position
         ``kv_lens[s] - q_len + i``; tokens behind the last row's may be NaN.
-      kv_pages: of params.kv_layout; f32, bf16, and as planes fp8 and int8.
+      kv_pages: of params.kv_layout; f32, bf16, fp8 or int8.
       kv_lens: i32[S], this step's tokens included.
       page_indices: i32[S * pages_per_seq].
       cu_q_lens: i32[S + 1].

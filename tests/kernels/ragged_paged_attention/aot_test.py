@@ -126,6 +126,28 @@ def test_layouts(generation: str, layout: KVLayout, dtype: str) -> None:
     assert not moves_of_cache(compiled)
 
 
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_layouts_of_eight_bits(
+    generation: str, layout: KVLayout, kv_dtype: str
+) -> None:
+    """C46."""
+    whole: dict[str, Any] = {"kv_dtype": kv_dtype, "layout": layout}
+    compiled = compile_for(generation, "bfloat16", heads=(32, 8), **whole)
+    assert not moves_of_cache(compiled)
+    # Rows of a token that do not fill words.
+    compile_for(generation, "bfloat16", heads=(9, 3), page_size=2, **whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_interleaved_rows_of_odd_lanes(generation: str, dtype: str) -> None:
+    """C34."""
+    interleaved = KVLayout.INTERLEAVED
+    compile_for(generation, dtype, layout=interleaved, head_dim=192)
+
+
 def test_copies_of_the_cache_are_seen() -> None:
     """The check above finds one: ten rows per token do not fill tiles."""
     compiled = compile_for(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
@@ -85,7 +86,8 @@ class TestInterpret(suite.Suite):
     @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
     @pytest.mark.parametrize("dtype", suite.DTYPES)
     @pytest.mark.parametrize(
-        ("heads", "head_dim"), [((4, 2), 128), ((9, 3), 80), ((4, 4), 256)]
+        ("heads", "head_dim"),
+        [((4, 2), 128), ((9, 3), 80), ((4, 4), 256), ((4, 2), 192)],
     )
     def test_layouts(
         self,
@@ -103,3 +105,47 @@ class TestInterpret(suite.Suite):
             dtype=jnp.dtype(dtype),
         )
         self.check(batch, sliding_window=19)
+
+    @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
+    @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+    @pytest.mark.parametrize(
+        ("heads", "head_dim", "page_size"),
+        [((8, 4), 128, 16), ((9, 3), 80, 2), ((7, 1), 192, 1)],
+    )
+    def test_layouts_of_eight_bits(
+        self,
+        heads: tuple[int, int],
+        head_dim: int,
+        page_size: int,
+        kv_dtype: str,
+        layout: KVLayout,
+    ) -> None:
+        """C46: rows of a token that do and do not fill words."""
+        self.layout = layout
+        batch = random_batch(
+            suite.MIXED,
+            num_q_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+            page_size=page_size,
+            dtype=jnp.dtype(jnp.bfloat16),
+            kv_dtype=jnp.dtype(kv_dtype),
+        )
+        self.check(batch)
+
+    @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
+    @pytest.mark.parametrize("heads", [(4, 2), (5, 5)], ids=str)
+    def test_layouts_of_integers(
+        self, heads: tuple[int, int], layout: KVLayout
+    ) -> None:
+        """C46: of both signs, and the lowest."""
+        self.layout = layout
+        batch = random_batch(
+            suite.MIXED,
+            num_q_heads=heads[0],
+            num_kv_heads=heads[1],
+            kv_dtype=np.int8,
+        )
+        batch.kv_pages[batch.pages(0)[0], 0] = -128
+        scale = np.full(heads[1], 0.05, np.float32)
+        self.check(batch, {"k_scale": scale, "v_scale": scale})
