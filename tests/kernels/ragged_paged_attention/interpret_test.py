@@ -27,14 +27,6 @@ INTERPRET = pltpu.InterpretParams(
 )
 
 
-@pytest.fixture(autouse=True)
-def _drop_programs() -> Iterator[None]:
-    """Hundreds of the interpreter's programs would use up memory maps."""
-    yield
-    _compiled.cache_clear()
-    jax.clear_caches()
-
-
 @functools.cache
 def _compiled(params: AttentionParams, tuning: Tuning) -> Any:
     return jax.jit(
@@ -47,9 +39,18 @@ def _compiled(params: AttentionParams, tuning: Tuning) -> Any:
     )
 
 
-class TestInterpret(suite.Suite):
+class Interpreted(suite.Harness):
+    """The kernels in the interpreter."""
+
     tuning = Tuning()
     layout = KVLayout.PLANES
+
+    @pytest.fixture(autouse=True)
+    def _drop_programs(self) -> Iterator[None]:
+        """Hundreds of the interpreter's programs would use up memory maps."""
+        yield
+        _compiled.cache_clear()
+        jax.clear_caches()
 
     def attend(self, operands: Operands, params: AttentionParams) -> Any:
         outs = _compiled(params, self.tuning)(operands)
@@ -59,6 +60,8 @@ class TestInterpret(suite.Suite):
         assert not races.races_found
         return outs
 
+
+class TestInterpret(Interpreted, suite.Suite):
     def test_more_queries_than_keys(self) -> None:
         suite.check_more_queries_than_keys(self)
 
@@ -82,6 +85,15 @@ class TestInterpret(suite.Suite):
     def test_pages_left_of_the_window_are_not_fetched(self) -> None:
         self.tuning = Tuning(num_kv_pages_per_block=1)
         suite.check_window_cuts_the_work(self)
+
+    @pytest.mark.parametrize("row", [(5, 37), (1, 45)], ids=str)
+    @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
+    def test_neighbours_do_not_matter_in_other_layouts(
+        self, layout: KVLayout, row: tuple[int, int]
+    ) -> None:
+        """C28."""
+        self.layout = layout
+        self.test_neighbours_do_not_matter(row)
 
     @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
     @pytest.mark.parametrize("dtype", suite.DTYPES)

@@ -8,6 +8,7 @@ wherever an implementation has no business.
 from __future__ import annotations
 
 import abc
+import itertools
 from typing import Any
 
 import jax
@@ -61,8 +62,8 @@ def laid_out(kv_pages: Any, layout: KVLayout) -> Any:
     return packed.reshape(pages, size, groups, pack, lanes)
 
 
-class Suite(abc.ABC):
-    """The tests; subclasses are named Test*."""
+class Harness(abc.ABC):
+    """Holds an implementation against the oracle."""
 
     layout = KVLayout.INTERLEAVED
 
@@ -129,6 +130,10 @@ class Suite(abc.ABC):
             lse, expected_lse, atol=tolerance, rtol=tolerance
         )
         return out
+
+
+class Suite(Harness):
+    """The tests; subclasses are named Test*."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(
@@ -284,6 +289,19 @@ class Suite(abc.ABC):
             )
         )
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("border", [16, 32, 128, 256, 512])
+    def test_lengths_around_a_border(self, border: int, dtype: str) -> None:
+        """Of a page, and of blocks and their parts; decodes and chunks."""
+        lengths = (border - 1, border, border + 1)
+        self.check(
+            random_batch(
+                [(q_len, kv_len) for kv_len in lengths for q_len in (1, 7)],
+                dtype=jnp.dtype(dtype),
+                pages_per_seq=64,
+            )
+        )
+
     @pytest.mark.parametrize("head_dim", [64, 128])
     def test_windows(self, head_dim: int) -> None:
         """C24; a window of all keys is no window, bit for bit."""
@@ -398,31 +416,26 @@ class Suite(abc.ABC):
         batch = batch.replace(q=q, kv_pages=kv_pages)
         self.check(batch, sm_scale=1.0, sliding_window=window)
 
-    def test_neighbours_do_not_matter(self) -> None:
+    @pytest.mark.parametrize("row", [(5, 37), (1, 45)], ids=str)
+    def test_neighbours_do_not_matter(self, row: tuple[int, int]) -> None:
         """C28: the same bits alone and anywhere in a batch."""
-        dtype = jnp.dtype(jnp.bfloat16)
-        alone = random_batch(
-            ((5, 37),),
-            dtype=dtype,
-            max_num_tokens=64,
-            max_num_seqs=16,
-            pages_per_seq=8,
-            num_dead_pages=45,
-        )
-        expected = self.check(alone)[:5]
-        for place in (0, 7, 15):
-            seqs = [(1 + i % 4, 20 + i) for i in range(16)]
-            seqs[place] = (5, 37)
-            batch = random_batch(
-                seqs,
-                dtype=dtype,
-                max_num_tokens=64,
-                pages_per_seq=8,
-                max_num_seqs=16,
-                seed=place,
-            )
+        q_len, _ = row
+        sizes: dict[str, Any] = {
+            "dtype": jnp.dtype(jnp.bfloat16),
+            "max_num_tokens": 64,
+            "max_num_seqs": 16,
+            "pages_per_seq": 8,
+        }
+        alone = random_batch((row,), num_dead_pages=45, **sizes)
+        expected = self.check(alone)[:q_len]
+        decodes = [(1, 20 + i) for i in range(16)]
+        mixed = [(1 + i % 4, 20 + i) for i in range(16)]
+        for place, others in itertools.product((0, 7, 15), (decodes, mixed)):
+            seqs = list(others)
+            seqs[place] = row
+            batch = random_batch(seqs, seed=place, **sizes)
             q, kv_pages = batch.q.copy(), batch.kv_pages.copy()
-            q[batch.rows(place)] = alone.q[:5]
+            q[batch.rows(place)] = alone.q[:q_len]
             kv_pages[batch.pages(place)] = alone.kv_pages[alone.pages(0)]
             batch = batch.replace(q=q, kv_pages=kv_pages)
             out = self.check(batch)[batch.rows(place)]
@@ -463,6 +476,17 @@ class Suite(abc.ABC):
             dtype=jnp.bfloat16,
         )
         self.check(batch, sliding_window=512)
+
+    def test_a_long_context(self) -> None:
+        """C22: in float32 a block of 2^17 tokens that is left out shows."""
+        batch = random_batch(
+            ((1, 2**17), (1, 5)),
+            num_q_heads=1,
+            num_kv_heads=1,
+            head_dim=64,
+            page_size=256,
+        )
+        self.check(batch)
 
     def test_several_buffer_sizes(self) -> None:
         """C99: each size is a program of its own."""
