@@ -163,6 +163,7 @@ def ragged_paged_attention(
                 k_scale=operands.k_scale,
                 v_scale=operands.v_scale,
                 layout=layout,
+                implementation=implementation,
             )
         )
     outs = _attend(
@@ -259,6 +260,7 @@ def update_kv_pages(
     k_scale: Any = None,
     v_scale: Any = None,
     kv_layout: KVLayout | str = KVLayout.INTERLEAVED,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Writes this step's keys and values into their pages.
 
@@ -274,6 +276,8 @@ def update_kv_pages(
       k_scale: None, or f32, a scalar or [num_kv_heads]; for 8-bit pages.
       v_scale: as k_scale.
       kv_layout: a :class:`KVLayout` or its value.
+      implementation: as :func:`ragged_paged_attention` takes it: a kernel on
+        TPUs, a scatter elsewhere.
 
     Returns:
       The updated pages.
@@ -281,7 +285,9 @@ def update_kv_pages(
     Raises:
       PagemillError: shapes or dtypes that do not fit; outside of jit also
         wrong values of the batch.
+      UnsupportedError: ``implementation`` cannot run on this platform.
     """
+    dispatch.check_implementation(implementation)
     if not isinstance(batch, RaggedBatch):
         raise PagemillError(
             f"batch is a {type(batch).__name__}; it must be a RaggedBatch."
@@ -315,6 +321,7 @@ def update_kv_pages(
         *map(jnp.asarray, (kv_pages, k, v, _slots(batch))),
         **{name: per_head(scale) for name, scale in scales.items()},
         layout=layout,
+        implementation=implementation,
     )
 
 
