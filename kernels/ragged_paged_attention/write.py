@@ -28,8 +28,8 @@ from pagemill.kv_cache import KVLayout, join_heads, page_size_of, with_lanes
 
 # Tokens whose slots lie in scalar memory at a time.
 _BLOCK = 2048
-# Tokens of a long copy; the others go one by one.
-_LONG = 8
+# Tokens that are copied at once if they are of one run.
+_GROUP = 8
 
 
 def write_kv_pages_tpu(
@@ -71,77 +71,85 @@ def _write_rows(
     flat: jax.Array, kv: jax.Array, slots: jax.Array, interpret: Any
 ) -> jax.Array:
     """Flat[slots[t]] = kv[t]."""
-    tokens = slots.shape[0]
-    block = min(_BLOCK, -(-tokens // _LONG) * _LONG)
+    group = _GROUP if flat.shape[0] >= _GROUP else 1
+    missing = -kv.shape[0] % group
+    kv = jnp.pad(kv, ((0, missing), *[(0, 0)] * (kv.ndim - 1)))
+    block = min(_BLOCK, kv.shape[0])
     slots = padded(slots, block)
+    live = jnp.sum(slots.reshape(-1, block) >= 0, axis=1, dtype=jnp.int32)
     in_smem = pl.BlockSpec((block,), lambda i: (i,), memory_space=pltpu.SMEM)
     return pl.pallas_call(
-        functools.partial(_rows_kernel, block),
+        functools.partial(_rows_kernel, block, group),
         grid=(slots.shape[0] // block,),
         in_specs=[
             in_smem,
             in_smem,
+            pl.BlockSpec(memory_space=pltpu.SMEM),
             pl.BlockSpec(memory_space=pl.ANY),
             pl.BlockSpec(memory_space=pl.ANY),
         ],
         out_specs=pl.BlockSpec(memory_space=pl.ANY),
         out_shape=jax.ShapeDtypeStruct(flat.shape, flat.dtype),
         scratch_shapes=[pltpu.SemaphoreType.DMA],
-        input_output_aliases={3: 0},
+        input_output_aliases={4: 0},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), disable_bounds_checks=True
         ),
         interpret=interpret,
         name="write_kv_rows",
-    )(slots, run_lengths(slots, block), kv, flat)
+    )(slots, run_lengths(slots, block), live, kv, flat)
 
 
 def _rows_kernel(
     block: int,
+    group: int,
     slots: Any,
     lengths: Any,
+    live: Any,
     kv: Any,
     _: Any,
     flat: Any,
-    arrived: Any,
+    written: Any,
 ) -> None:
     first = pl.program_id(0) * block
 
     def copy(token: Any, slot: Any, size: int) -> Any:
         return pltpu.make_async_copy(
-            kv.at[pl.ds(token, size)], flat.at[pl.ds(slot, size)], arrived
+            kv.at[pl.ds(token, size)], flat.at[pl.ds(slot, size)], written
         )
 
-    def body(carry: Any) -> Any:
-        token, long, short = carry
-        slot = slots[token]
-        live = slot >= 0
-        whole = live & (lengths[token] >= _LONG)
-        one = live & (lengths[token] < _LONG)
+    def body(i: Any, carry: Any) -> Any:
+        token = i * group
+        together = lengths[token] >= group
 
-        @pl.when(whole)
-        def _long() -> None:
-            copy(first + token, slot, _LONG).start()
+        @pl.when(together & (slots[token] >= 0))
+        def _together() -> None:
+            copy(first + token, slots[token], group).start()
 
-        @pl.when(one)
-        def _short() -> None:
-            copy(first + token, slot, 1).start()
+        def each(_: Any, carry: Any) -> Any:
+            for j in range(group):
+                slot = slots[token + j]
 
-        step = jnp.where(one, 1, jnp.where(live, _LONG, lengths[token]))
-        return (
-            token + step,
-            long + whole.astype(jnp.int32),
-            short + one.astype(jnp.int32),
-        )
+                @pl.when(slot >= 0)
+                def _one(j: int = j, slot: Any = slot) -> None:
+                    copy(first + token + j, slot, 1).start()
 
-    zero = jnp.int32(0)
-    _, long, short = lax.while_loop(
-        lambda carry: carry[0] < block, body, (zero, zero, zero)
-    )
-    for count, size in ((long, _LONG), (short, 1)):
+            return carry
 
-        def wait(_: Any, carry: Any, size: int = size) -> Any:
+        # A loop, since a branch's copies are passed through one by one.
+        once = jnp.where(together, jnp.int32(0), jnp.int32(1))
+        return lax.fori_loop(jnp.int32(0), once, each, carry)
+
+    def wait(size: int, count: Any) -> None:
+        def body(_: Any, carry: Any) -> Any:
             copy(0, 0, size).wait()
             return carry
 
-        lax.fori_loop(zero, count, wait, zero)
+        lax.fori_loop(jnp.int32(0), count, body, jnp.int32(0))
+
+    groups = jnp.int32(block // group)
+    lax.fori_loop(jnp.int32(0), groups, body, jnp.int32(0))
+    count = live[pl.program_id(0)]
+    # A semaphore counts bytes, whatever the copies were.
+    wait(group, lax.div(count, jnp.int32(group)))
+    wait(1, lax.rem(count, jnp.int32(group)))

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.common.chip import chip
 from pagemill.kernels.ragged_paged_attention.write_runs import (
     padded,
     run_lengths,
@@ -32,7 +33,7 @@ _WORD_BYTES = 4
 _LEAST_TOKENS, _MOST_TOKENS = 32, 512
 _WIDE_BYTES = 2 * 2**20
 # Tiles on their way.
-_LEAST_TILES, _MOST_TILES = 2, 8
+_LEAST_TILES, _MOST_TILES = 2, 16
 _RING_BYTES = 4 * 2**20
 _NO_TILE = -1
 
@@ -54,6 +55,8 @@ class _Shape:
     def rows(self) -> int:
         """Tokens of a tile."""
         rows = _SUBLANES * _WORD_BYTES // self.dtype.itemsize
+        while rows > _SUBLANES and self.page_size % rows:
+            rows //= 2
         return rows if self.page_size % rows == 0 else self.page_size
 
     @property
@@ -62,9 +65,12 @@ class _Shape:
 
     @property
     def tiles(self) -> int:
-        """Of the ring."""
+        """Of the ring; a power of two."""
         size = int(np.prod(self.tile)) * self.dtype.itemsize
-        return min(max(_RING_BYTES // size, _LEAST_TILES), _MOST_TILES)
+        tiles = _MOST_TILES
+        while tiles > _LEAST_TILES and tiles * size > _RING_BYTES:
+            tiles //= 2
+        return tiles
 
     @property
     def chunks(self) -> list[slice]:
@@ -108,6 +114,7 @@ def write_planes(
     flat = kv_pages.reshape(pages, shape.planes, page_size, lanes)
     lengths = run_lengths(slots, shape.tokens, shape.rows)
     call = _call(shape, flat, slots.shape[0], interpret)
+    slots, lengths = (x.reshape(-1, 1, shape.tokens) for x in (slots, lengths))
     written: jax.Array = call(slots, lengths, kv, flat)
     return written.reshape(kv_pages.shape)
 
@@ -124,7 +131,9 @@ def _fit_tokens(tokens: int, elements: int) -> int:
 
 def _call(shape: _Shape, flat: Any, tokens: int, interpret: Any) -> Any:
     in_smem = pl.BlockSpec(
-        (shape.tokens,), lambda i: (i,), memory_space=pltpu.SMEM
+        (None, 1, shape.tokens),
+        lambda i: (i, 0, 0),
+        memory_space=pltpu.SMEM,
     )
     wide_rows = shape.tokens + 2 * shape.margin
     return pl.pallas_call(
@@ -150,7 +159,9 @@ def _call(shape: _Shape, flat: Any, tokens: int, interpret: Any) -> Any:
         ],
         input_output_aliases={3: 0},
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), disable_bounds_checks=True
+            dimension_semantics=("arbitrary",),
+            vmem_limit_bytes=chip().vmem_limit,
+            disable_bounds_checks=True,
         ),
         interpret=interpret,
         name="write_kv_planes",
@@ -159,8 +170,8 @@ def _call(shape: _Shape, flat: Any, tokens: int, interpret: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Refs:
-    slots: Any  # i32[tokens] SMEM
-    lengths: Any  # i32[tokens] SMEM, see run_lengths
+    slots: Any  # i32[1, tokens] SMEM
+    lengths: Any  # i32[1, tokens] SMEM, see run_lengths
     kv: Any  # [planes, tokens, lanes]
     _: Any  # the pages, before
     pages: Any  # [N, planes, page_size, lanes] HBM
@@ -192,61 +203,56 @@ def _kernel(shape: _Shape, *refs: Any) -> None:
     for chunk, lanes in enumerate(shape.chunks):
         wide = r.kv[:, :, lanes].astype(jnp.int32)
         r.wide[chunk, :, pl.ds(shape.margin, shape.tokens)] = wide
-    begun = r.state[shape.tiles]
 
     def body(carry: Any) -> Any:
-        ahead, runs_ahead, token, runs = carry
-        ahead, runs_ahead = lax.while_loop(
-            lambda c: (c[0] < shape.tokens) & _may_fetch(shape, r, *c, runs),
-            lambda c: _fetch(shape, r, *c),
-            (ahead, runs_ahead),
-        )
+        ahead, fetched, token, runs = carry
+        ahead, fetched = _fetch_ahead(shape, r, ahead, fetched, runs)
         run = _run(shape, r, token, runs)
+        _change(shape, r, run)
+        return ahead, fetched, _next_live(shape, r, run), runs + 1
 
-        @pl.when(runs < runs_ahead)
-        def _write() -> None:
-            _change(shape, r, run)
-
-        moves = runs < runs_ahead
-        token = jnp.where(moves, _next_live(shape, r, token + run.length), token)
-        return ahead, runs_ahead, token, runs + moves.astype(jnp.int32)
-
-    first = _next_live(shape, r, zero)
+    first = _from(shape, r, zero)
+    begun = r.state[shape.tiles]
     carry = (first, begun, first, begun)
     *_, runs = lax.while_loop(lambda c: c[2] < shape.tokens, body, carry)
     r.state[shape.tiles] = runs
 
     @pl.when(pl.program_id(0) == pl.num_programs(0) - 1)
     def _finish() -> None:
-        for buffer in range(shape.tiles):
-            _await_write(shape, r, jnp.int32(buffer))
+        _await_all(shape, r)
 
 
-def _next_live(shape: _Shape, r: _Refs, token: Any) -> Any:
+def _from(shape: _Shape, r: _Refs, token: Any) -> Any:
     """The first live token from one that begins a run on."""
     safe = jnp.minimum(token, shape.tokens - 1)
-    dead = (token < shape.tokens) & (r.slots[safe] < 0)
-    # Runs of dead tokens are as long as can be.
-    return jnp.where(dead, token + r.lengths[safe], token)
+    dead = (token < shape.tokens) & (r.slots[0, safe] < 0)
+    # A run of dead tokens ends where a live one begins, or the block.
+    return jnp.where(dead, token + r.lengths[0, safe], token)
+
+
+def _next_live(shape: _Shape, r: _Refs, run: _Run) -> Any:
+    return _from(shape, r, run.token + run.length)
 
 
 def _run(shape: _Shape, r: _Refs, token: Any, runs: Any) -> _Run:
-    safe = jnp.minimum(token, shape.tokens - 1)
-    buffer = lax.rem(runs, jnp.int32(shape.tiles))
-    return _Run(token, r.lengths[safe], r.slots[safe], buffer)
+    buffer = runs & (shape.tiles - 1)
+    return _Run(token, r.lengths[0, token], r.slots[0, token], buffer)
 
 
-def _tile(shape: _Shape, slot: Any) -> Any:
-    return lax.div(slot, jnp.int32(shape.rows))
+def _split(x: Any, by: int) -> tuple[Any, Any]:
+    """Quotient and remainder of what is not negative."""
+    if by & (by - 1) == 0:
+        return x >> (by.bit_length() - 1), x & (by - 1)
+    return lax.div(x, jnp.int32(by)), lax.rem(x, jnp.int32(by))
 
 
 def _place(shape: _Shape, r: _Refs, tile: Any) -> Any:
     """Where a tile lies in HBM."""
     if shape.rows == shape.page_size:
         return r.pages.at[tile]
-    per_page = jnp.int32(shape.page_size // shape.rows)
-    row = pl.multiple_of(lax.rem(tile, per_page) * shape.rows, shape.rows)
-    return r.pages.at[lax.div(tile, per_page), :, pl.ds(row, shape.rows)]
+    page, row = _split(tile, shape.page_size // shape.rows)
+    row = pl.multiple_of(row * shape.rows, shape.rows)
+    return r.pages.at[page, :, pl.ds(row, shape.rows)]
 
 
 def _reading(shape: _Shape, r: _Refs, buffer: Any, tile: Any) -> Any:
@@ -265,60 +271,78 @@ def _await_write(shape: _Shape, r: _Refs, buffer: Any) -> None:
     @pl.when(r.state[buffer] != _NO_TILE)
     def _wait() -> None:
         _writing(shape, r, buffer, jnp.int32(0)).wait()
+
+
+def _await_all(shape: _Shape, r: _Refs) -> None:
+    def body(buffer: Any, carry: Any) -> Any:
+        _await_write(shape, r, buffer)
         r.state[buffer] = jnp.int32(_NO_TILE)
+        return carry
+
+    lax.fori_loop(jnp.int32(0), jnp.int32(shape.tiles), body, jnp.int32(0))
 
 
-def _may_fetch(
-    shape: _Shape, r: _Refs, ahead: Any, runs_ahead: Any, runs: Any
-) -> Any:
-    """Half of the ring at most is read ahead; and a tile not twice.
-
-    A tile of several runs, which only slots out of order make, is read when it
-    is written.
-    """
-    room = runs_ahead - runs < max(shape.tiles // 2, 1)
-    tile = _tile(shape, r.slots[jnp.minimum(ahead, shape.tokens - 1)])
-    clash = jnp.bool_(False)
-    for buffer in range(shape.tiles):
-        since = lax.rem(
-            buffer - lax.rem(runs, jnp.int32(shape.tiles)) + shape.tiles,
-            jnp.int32(shape.tiles),
-        )
-        clash |= (r.state[buffer] == tile) & (since < runs_ahead - runs)
-    return room & jnp.logical_not(clash)
+def _in_ring(shape: _Shape, r: _Refs, tile: Any) -> Any:
+    found = [r.state[buffer] == tile for buffer in range(shape.tiles)]
+    return functools.reduce(jnp.logical_or, found)
 
 
-def _fetch(
-    shape: _Shape, r: _Refs, ahead: Any, runs_ahead: Any
+def _fetch_ahead(
+    shape: _Shape, r: _Refs, ahead: Any, fetched: Any, runs: Any
 ) -> tuple[Any, Any]:
+    """Fetches for the runs from token ``ahead`` on, up to half of the ring.
+
+    But a tile that an earlier run changes, which slots out of order or a
+    block's end bring about, is not read before that is done.
+    """
+
+    def goes_on(carry: Any) -> Any:
+        ahead, fetched, clash = carry
+        room = fetched - runs < shape.tiles // 2
+        return room & (ahead < shape.tokens) & jnp.logical_not(clash)
+
+    def body(carry: Any) -> Any:
+        ahead, fetched, _ = carry
+        run = _run(shape, r, ahead, fetched)
+        tile, _ = _split(run.slot, shape.rows)
+        again = _in_ring(shape, r, tile)
+        clash = again & (fetched != runs)
+
+        @pl.when(again & (fetched == runs))
+        def _settle() -> None:
+            _await_all(shape, r)
+
+        @pl.when(jnp.logical_not(clash))
+        def _go() -> None:
+            _fetch(shape, r, run, tile)
+
+        return (
+            jnp.where(clash, ahead, _next_live(shape, r, run)),
+            jnp.where(clash, fetched, fetched + 1),
+            clash,
+        )
+
+    return lax.while_loop(goes_on, body, (ahead, fetched, jnp.bool_(False)))[:2]
+
+
+def _fetch(shape: _Shape, r: _Refs, run: _Run, tile: Any) -> None:
     """Takes a buffer for a run, and reads what the run does not cover."""
-    run = _run(shape, r, ahead, runs_ahead)
-    tile = _tile(shape, run.slot)
     _await_write(shape, r, run.buffer)
-    for buffer in range(shape.tiles):
-
-        @pl.when(r.state[buffer] == tile)
-        def _settle(buffer: int = buffer) -> None:
-            _await_write(shape, r, jnp.int32(buffer))
-
     r.state[run.buffer] = tile
 
     @pl.when(run.length < shape.rows)
     def _read() -> None:
         _reading(shape, r, run.buffer, tile).start()
 
-    return _next_live(shape, r, ahead + run.length), runs_ahead + 1
-
 
 def _change(shape: _Shape, r: _Refs, run: _Run) -> None:
     """Puts a run's tokens into its tile, and sends that on its way back."""
-    tile = _tile(shape, run.slot)
+    tile, offset = _split(run.slot, shape.rows)
 
     @pl.when(run.length < shape.rows)
     def _wait() -> None:
         _reading(shape, r, run.buffer, tile).wait()
 
-    offset = lax.rem(run.slot, jnp.int32(shape.rows))
     begin = shape.margin + run.token - offset
     row = lax.broadcasted_iota(jnp.int32, (shape.rows, _LANES), 0)
     new = (row >= offset) & (row < offset + run.length)
