@@ -65,8 +65,9 @@ def update_kv_pages(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Writes token t's k and v into slot slots[t]; -1 writes nothing."""
-    k = quantised(k, k_scale, kv_pages.dtype)
-    v = quantised(v, v_scale, kv_pages.dtype)
+    wide = max(k.shape[-1], v.shape[-1])
+    k = with_lanes(quantised(k, k_scale, kv_pages.dtype), wide)
+    v = with_lanes(quantised(v, v_scale, kv_pages.dtype), wide)
     operands = _Operands(kv_pages, k, v, slots)
     (written,) = _write(operands, implementation=implementation, layout=layout)
     return written
