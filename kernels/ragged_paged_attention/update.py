@@ -97,9 +97,7 @@ def _scatter(operands: _Operands, *, layout: KVLayout) -> tuple[jax.Array]:
 def _tpu(
     operands: _Operands, *, layout: KVLayout, interpret: Any = False
 ) -> tuple[jax.Array]:
-    written = write_kv_pages_tpu(
-        *operands, layout=layout, interpret=interpret
-    )
+    written = write_kv_pages_tpu(*operands, layout=layout, interpret=interpret)
     return (written,)
 
 

@@ -2,7 +2,6 @@
 
 A scatter into tiled pages is slow on TPUs, so this step's tokens are copied by
 DMA. They are taken in *runs*: tokens one behind the other whose slots are too.
-Elements are moved as integers, so that every bit stays what it is.
 
 In interleaved and packed pages a token is rows of its own: runs go from HBM to
 HBM as they are. In planes a token is a row of a tile in each (K/V, head) plane:
@@ -60,6 +59,8 @@ def write_kv_pages_tpu(
     total = kv_pages.shape[0] * page_size
     slots = jnp.where((slots >= 0) & (slots < total), slots, jnp.int32(-1))
     if layout is KVLayout.PLANES:
+        integer = jnp.dtype(f"int{8 * kv_pages.dtype.itemsize}")
+        k, v = (lax.bitcast_convert_type(x, integer) for x in (k, v))
         kv = with_lanes(jnp.stack([k, v], axis=1), kv_pages.shape[-1])
         return write_planes(kv_pages, kv, slots, interpret=interpret)
     kv = join_heads(k, v, kv_pages.shape)

@@ -6,7 +6,8 @@ keeps several on their way: reads run ahead, writes are awaited where their
 buffer is needed again. A tile that a run covers is not read.
 
 Tokens come in blocks, [plane, token, lane]. A block is widened to 32 bits an
-element, in which rows can be taken from any token on.
+element, in which rows can be taken from any token on. Elements are integers, so
+that every bit stays what it is.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def write_planes(
 
     Args:
       kv_pages: [N, 2, Hkv, page_size, lanes].
-      kv: [T, 2, Hkv, lanes], kv_pages' dtype.
+      kv: [T, 2, Hkv, lanes], integers as wide as kv_pages' elements.
       slots: i32[T], -1 for dead tokens.
       interpret: False, or pltpu.InterpretParams to run on a CPU.
 
@@ -108,7 +109,6 @@ def write_planes(
         tokens=_fit_tokens(slots.shape[0], 2 * heads * lanes),
     )
     slots = padded(slots, shape.tokens)
-    kv = lax.bitcast_convert_type(kv, shape.integer)
     kv = kv.reshape(-1, shape.planes, lanes).transpose(1, 0, 2)
     kv = jnp.pad(kv, ((0, 0), (0, slots.shape[0] - kv.shape[1]), (0, 0)))
     flat = kv_pages.reshape(pages, shape.planes, page_size, lanes)
@@ -151,7 +151,9 @@ def _call(shape: _Shape, flat: Any, tokens: int, interpret: Any) -> Any:
         out_specs=pl.BlockSpec(memory_space=pl.ANY),
         out_shape=jax.ShapeDtypeStruct(flat.shape, flat.dtype),
         scratch_shapes=[
-            pltpu.VMEM((len(shape.chunks), shape.planes, wide_rows, _LANES), jnp.int32),
+            pltpu.VMEM(
+                (len(shape.chunks), shape.planes, wide_rows, _LANES), jnp.int32
+            ),
             pltpu.VMEM((shape.tiles, *shape.tile), shape.dtype),
             pltpu.SMEM((shape.tiles + 1,), jnp.int32),
             pltpu.SemaphoreType.DMA((shape.tiles,)),

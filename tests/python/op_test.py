@@ -166,9 +166,7 @@ def test_values_of_another_head_dim(
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
     spec = KVCacheSpec(8, 16, 2, head_dim, "float32", layout, v_head_dim)
     kv_pages = jnp.full(spec.shape, jnp.nan, jnp.float32)
-    batch = RaggedBatch(
-        **metadata(kv_lens=i32(8, 1))
-    )
+    batch = RaggedBatch(**metadata(kv_lens=i32(8, 1)))
 
     def attend(kv_pages: Any, **new: Any) -> Any:
         return pagemill.ragged_paged_attention(
