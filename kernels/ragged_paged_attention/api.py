@@ -114,9 +114,10 @@ def ragged_paged_attention(
         out of bounds raised). An explicit one never falls back.
 
     Returns:
-      out, shaped and typed like q, of v_head_dim; then, as far as asked for, lse f32
-      [max_num_tokens, num_q_heads] and kv_pages, as a tuple. Dead rows, and
-      rows with no visible key, are 0; their lse is -inf (or the sink).
+      out, shaped and typed like q, of v_head_dim; then, as far as asked for,
+      lse f32 [max_num_tokens, num_q_heads] and kv_pages, as a tuple. Dead
+      rows, and rows with no visible key, are 0; their lse is -inf (or the
+      sink).
 
     Raises:
       PagemillError: shapes, dtypes or options that do not fit: all of them.

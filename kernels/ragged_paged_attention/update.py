@@ -116,7 +116,7 @@ _write = dispatch.make_op(
             ),
         ),
     ),
-    lambda operands, layout: (operands.kv_pages,),
+    lambda operands, **_: (operands.kv_pages,),
 )
 
 

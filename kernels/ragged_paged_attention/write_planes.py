@@ -324,7 +324,9 @@ def _fetch_ahead(
             clash,
         )
 
-    return lax.while_loop(goes_on, body, (ahead, fetched, jnp.bool_(False)))[:2]
+    start = (ahead, fetched, jnp.zeros((), bool))
+    ahead, fetched, _ = lax.while_loop(goes_on, body, start)
+    return ahead, fetched
 
 
 def _fetch(shape: _Shape, r: _Refs, run: _Run, tile: Any) -> None:

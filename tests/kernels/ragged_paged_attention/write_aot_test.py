@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import pagemill
 import pytest
 from jax.experimental import topologies
-from pagemill import RaggedBatch
 from pagemill.kernels.ragged_paged_attention import update
 from pagemill.kv_cache import DTYPES, KVCacheSpec, KVLayout
 
@@ -98,24 +97,18 @@ def test_page_sizes(layout: KVLayout, dtype: str, page_size: int) -> None:
 def test_tokens_and_heads(
     layout: KVLayout, heads: int, head_dim: int, tokens: int
 ) -> None:
-    # Not the tokens' own number.
-    spec = KVCacheSpec(999, 16, heads, head_dim, "bfloat16", layout)
+    # Too large for XLA to hold it in VMEM.
+    spec = KVCacheSpec(20001, 16, heads, head_dim, "bfloat16", layout)
     check("v5e:2x2", spec, tokens, whole=heads != 3)
 
 
 def test_the_op_writes_by_the_kernel() -> None:
-    spec = KVCacheSpec(999, 16, 8, 128, "bfloat16", KVLayout.PLANES)
+    spec = KVCacheSpec(20001, 16, 8, 128, "bfloat16", KVLayout.PLANES)
     i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
 
     def step(kv_pages: Any, q: Any, k: Any, v: Any, metadata: Any) -> Any:
-        batch = RaggedBatch(
-            *metadata,
-            page_size=16,
-            total_num_pages=999,
-            max_num_tokens=64,
-        )
         return pagemill.ragged_paged_attention(
-            q, kv_pages, batch, k=k, v=v, kv_layout="planes"
+            q, kv_pages, metadata, k=k, v=v, kv_layout="planes"
         )
 
     kv = jax.ShapeDtypeStruct((64, 8, 128), jnp.bfloat16)

@@ -43,15 +43,17 @@ def slots_of(spec: KVCacheSpec, seqs: Any, seed: int = 0) -> Any:
     """i32[T], a few dead ones last; each sequence has pages of its own."""
     size = spec.page_size
     pages = iter(np.random.default_rng(seed).permutation(spec.total_num_pages))
-    slots = []
+    slots: list[int] = []
     for q_len, first in seqs:
         begin = first // size
         own = {
             column: next(pages)
             for column in range(begin, -(-(first + q_len) // size))
         }
-        for position in range(first, first + q_len):
-            slots.append(own[position // size] * size + position % size)
+        slots += [
+            own[position // size] * size + position % size
+            for position in range(first, first + q_len)
+        ]
     return np.array([*slots, -1, -1, -1, -1], np.int32)
 
 
