@@ -11,6 +11,7 @@ import sys
 
 from pagemill import _core
 from pagemill.kernels.ragged_paged_attention.spec import (
+    MERGE_STATES,
     RAGGED_PAGED_ATTENTION,
     UPDATE_KV_PAGES,
 )
@@ -40,7 +41,8 @@ def checks() -> str:
 def ops() -> str:
     """Every op's operands, options, relations and limits."""
     sections = [
-        _section(op) for op in (RAGGED_PAGED_ATTENTION, UPDATE_KV_PAGES)
+        _section(op)
+        for op in (RAGGED_PAGED_ATTENTION, UPDATE_KV_PAGES, MERGE_STATES)
     ]
     letters = ", ".join(f"{a} {name}" for a, name in LETTERS.items())
     head = f"# What the ops accept\n\n{_NOTE}\nLetters: {letters}.\n"

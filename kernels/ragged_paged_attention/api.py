@@ -30,7 +30,12 @@ from pagemill.kernels.ragged_paged_attention.spec import (
 from pagemill.kernels.ragged_paged_attention.tpu import (
     ragged_paged_attention_tpu,
 )
-from pagemill.kv_cache import KVLayout, as_layout, page_size_of
+from pagemill.kv_cache import (
+    KVLayout,
+    as_layout,
+    page_size_of,
+    with_lanes,
+)
 from pagemill.params import AttentionParams, Tuning
 
 _METADATA = ("kv_lens", "page_indices", "cu_q_lens", "num_seqs")
@@ -55,6 +60,7 @@ def ragged_paged_attention(
     return_lse: bool = False,
     kv_layout: KVLayout | str = KVLayout.INTERLEAVED,
     num_kv_heads: int | None = None,
+    v_head_dim: int | None = None,
     tuning: Tuning | None = None,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -79,7 +85,7 @@ def ragged_paged_attention(
       k: None or [max_num_tokens, num_kv_heads, head_dim]: this step's keys.
         8-bit pages take float32 and bfloat16 too: divided by k_scale, rounded
         to the nearest and kept finite.
-      v: as k: this step's values.
+      v: as k: this step's values; [max_num_tokens, num_kv_heads, v_head_dim].
       sm_scale: factor on the logits; None stands for head_dim ** -0.5.
       causal: a query sees no key past its own position.
       sliding_window: keys that a query keeps, itself included; None: all.
@@ -98,15 +104,20 @@ def ragged_paged_attention(
       kv_layout: how kv_pages is laid out, a :class:`KVLayout` or its value.
       num_kv_heads: where kv_pages' shape leaves it open: packed pages that end
         in padding.
+      v_head_dim: size of V's heads where it is another than that of q and K;
+        kv_pages then has the larger of the two, and 0 behind the smaller, as
+        :class:`KVCacheSpec` and the writes of this step do it. None stands
+        for head_dim.
       tuning: how the TPU kernel cuts its work.
       implementation: None for the platform's own, or "tpu", "cpu", "xla",
         "interpret" (the TPU kernel in its interpreter, with races and reads
         out of bounds raised). An explicit one never falls back.
 
     Returns:
-      out, shaped and typed like q; then, as far as asked for, lse f32
-      [max_num_tokens, num_q_heads] and kv_pages, as a tuple. Dead rows, and
-      rows with no visible key, are 0; their lse is -inf (or the sink).
+      out, shaped and typed like q, of v_head_dim; then, as far as asked for,
+      lse f32 [max_num_tokens, num_q_heads] and kv_pages, as a tuple. Dead
+      rows, and rows with no visible key, are 0; their lse is -inf (or the
+      sink).
 
     Raises:
       PagemillError: shapes, dtypes or options that do not fit: all of them.
@@ -144,6 +155,7 @@ def ragged_paged_attention(
             "mask_value": mask_value,
             "return_lse": return_lse,
             "num_kv_heads": num_kv_heads,
+            "v_head_dim": v_head_dim,
             **dataclasses.asdict(tuning),
         },
         platform="tpu" if implementation in ("tpu", "interpret") else None,
@@ -163,16 +175,19 @@ def ragged_paged_attention(
                 k_scale=operands.k_scale,
                 v_scale=operands.v_scale,
                 layout=layout,
+                implementation=implementation,
             )
         )
-    outs = _attend(
-        operands,
+    values = options["v_head_dim"]
+    wide = max(values, operands.head_dim)
+    out, *lse = _attend(
+        operands._replace(q=with_lanes(operands.q, wide)),
         implementation=implementation,
         params=params,
         tuning=_pick(Tuning, options),
     )
     written = () if k is None else (operands.kv_pages,)
-    results = (*outs, *written)
+    results = (out[..., :values], *lse, *written)
     return results if len(results) > 1 else results[0]
 
 
@@ -259,6 +274,7 @@ def update_kv_pages(
     k_scale: Any = None,
     v_scale: Any = None,
     kv_layout: KVLayout | str = KVLayout.INTERLEAVED,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Writes this step's keys and values into their pages.
 
@@ -269,11 +285,14 @@ def update_kv_pages(
       k: [max_num_tokens, num_kv_heads, head_dim], kv_pages' dtype. 8-bit pages
         take float32 and bfloat16 too: divided by k_scale, rounded to the
         nearest and kept finite.
-      v: as k.
+      v: as k, with a head_dim of its own: where kv_pages is wider than one,
+        0 is written behind it.
       batch: says where each token goes. Dead tokens are not written.
       k_scale: None, or f32, a scalar or [num_kv_heads]; for 8-bit pages.
       v_scale: as k_scale.
       kv_layout: a :class:`KVLayout` or its value.
+      implementation: as :func:`ragged_paged_attention` takes it: a kernel on
+        TPUs, a scatter elsewhere.
 
     Returns:
       The updated pages.
@@ -281,7 +300,9 @@ def update_kv_pages(
     Raises:
       PagemillError: shapes or dtypes that do not fit; outside of jit also
         wrong values of the batch.
+      UnsupportedError: ``implementation`` cannot run on this platform.
     """
+    dispatch.check_implementation(implementation)
     if not isinstance(batch, RaggedBatch):
         raise PagemillError(
             f"batch is a {type(batch).__name__}; it must be a RaggedBatch."
@@ -315,6 +336,7 @@ def update_kv_pages(
         *map(jnp.asarray, (kv_pages, k, v, _slots(batch))),
         **{name: per_head(scale) for name, scale in scales.items()},
         layout=layout,
+        implementation=implementation,
     )
 
 

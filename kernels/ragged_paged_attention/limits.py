@@ -38,7 +38,8 @@ def tpu_limits(
     fields = dataclasses.fields(Tuning)
     tuning = Tuning(**{f.name: call.get(f.name) for f in fields})
     planes = layout is KVLayout.PLANES
-    head_dim = call["kv_pages"].shape[-1] if planes else call["D"]
+    head_dim = max(call["D"], call.get("v_head_dim") or 0)
+    head_dim = call["kv_pages"].shape[-1] if planes else head_dim
     block = kv_block(call["kv_pages"], params, head_dim=head_dim)
     yield from _scalar_memory(call, block, tuning)
     yield from _vector_memory(call, block, tuning)

@@ -27,7 +27,7 @@ from pagemill.spec import (
 _KV_DTYPES = (*FLOATS, *EIGHT_BITS)
 _KV_PAGES = Operand("kv_pages", ("N", "page", "C", "Dk"), _KV_DTYPES)
 _K = Operand("k", ("T", "Hkv", "D"), _KV_DTYPES, optional=True)
-_V = Operand("v", ("T", "Hkv", "D"), _KV_DTYPES, optional=True)
+_V = Operand("v", ("T", "Hkv", "Dv"), _KV_DTYPES, optional=True)
 _NUM_KV_HEADS = Attribute(
     "num_kv_heads",
     "int",
@@ -55,11 +55,37 @@ _HEADS_AS_STORED = Relation(
     "None takes what kv_pages' shape tells.",
 )
 _SAME_HEAD_DIM = Relation(
-    "D == Dk",
+    "max(D, v_head_dim) == Dk",
     "q",
     "Q head_dim {q.shape[2]} must be the same as that of K/V "
     "{kv_pages.shape[3]}.",
-    "Give q and kv_pages one head_dim.",
+    "Give q and kv_pages one head_dim; where V has another than K, kv_pages "
+    "has the larger and v_head_dim={v_head_dim} says V's.",
+)
+_WIDEST_AS_STORED = Relation(
+    "max(D, Dv) == Dk",
+    "k",
+    "k.shape={k.shape} and v.shape={v.shape} must have heads of "
+    "kv_pages.shape[3]={kv_pages.shape[3]}, the larger of the two.",
+    "Give K and V with the head_dims that the cache is made for.",
+)
+_V_HEAD_DIM = Attribute(
+    "v_head_dim",
+    "int",
+    default="D",
+    rules=(
+        (
+            "value > 0",
+            "v_head_dim={value} must be positive.",
+            "None stands for head_dim.",
+        ),
+    ),
+)
+_V_AS_SAID = Relation(
+    "Dv == v_head_dim",
+    "v",
+    "v.shape={v.shape} must have v_head_dim={v_head_dim} elements a head.",
+    "Say v_head_dim where V's heads have another size than K's.",
 )
 
 
@@ -141,8 +167,8 @@ UPDATE_KV_PAGES = OpSpec(
     name="update_kv_pages",
     operands=(
         _KV_PAGES,
-        Operand("k", ("T", "Hkv", "Dk"), _KV_DTYPES),
-        Operand("v", ("T", "Hkv", "Dk"), _KV_DTYPES),
+        Operand("k", ("T", "Hkv", "D"), _KV_DTYPES),
+        Operand("v", ("T", "Hkv", "Dv"), _KV_DTYPES),
         Operand("slot_mapping", ("T",), INT32),
         *_SCALES,
     ),
@@ -150,6 +176,7 @@ UPDATE_KV_PAGES = OpSpec(
         _NOT_EMPTY,
         _SLOTS_FIT_INT32,
         *_WRITE_RELATIONS,
+        _WIDEST_AS_STORED,
         Relation(
             "C == 2 * Hkv",
             "k",
@@ -166,6 +193,22 @@ COPY_PAGES = OpSpec(
     name="copy_pages",
     operands=(_KV_PAGES, Operand("copies", ("n", "2"), INT32)),
     relations=(_NOT_EMPTY,),
+)
+
+MERGE_STATES = OpSpec(
+    name="merge_states",
+    operands=(
+        Operand("outs", ("parts", "T", "Hq", "Dv"), FLOATS),
+        Operand("lses", ("parts", "T", "Hq"), ("float32",)),
+    ),
+    relations=(
+        Relation(
+            "parts > 0",
+            "outs",
+            "outs.shape={outs.shape} must have a part.",
+            "Stack the results of one call at least.",
+        ),
+    ),
 )
 
 _BLOCKS = (
@@ -225,6 +268,7 @@ ATTRIBUTES = (
     Attribute("causal", "bool", default="True"),
     Attribute("return_lse", "bool", default="False"),
     _NUM_KV_HEADS,
+    _V_HEAD_DIM,
     Attribute(
         "sliding_window",
         "int",
@@ -304,6 +348,7 @@ RAGGED_PAGED_ATTENTION = OpSpec(
         _SLOTS_FIT_INT32,
         *_WRITE_RELATIONS,
         _SAME_HEAD_DIM,
+        _V_AS_SAID,
         _HEADS_AS_STORED,
         Relation(
             "Hq > 0 and Hq % num_kv_heads == 0",
@@ -346,10 +391,17 @@ RAGGED_PAGED_ATTENTION = OpSpec(
 
 _PADDED_HEAD_DIM = dataclasses.replace(
     _SAME_HEAD_DIM,
-    rule="Dk == (D + 127) // 128 * 128",
+    rule="Dk == (max(D, v_head_dim) + 127) // 128 * 128",
     message="Q head_dim {q.shape[2]} must be that of K/V, padded to a multiple "
     "of 128. Got {kv_pages.shape[4]}.",
     remedy="Make the cache with pagemill.KVCacheSpec.",
+)
+_PADDED_WIDEST = dataclasses.replace(
+    _WIDEST_AS_STORED,
+    rule="Dk == (max(D, Dv) + 127) // 128 * 128",
+    message="k.shape={k.shape} and v.shape={v.shape} must have heads of "
+    "kv_pages.shape[4]={kv_pages.shape[4]}, the larger of the two padded to a "
+    "multiple of 128.",
 )
 _PLANES = {
     "kv_pages": Operand("kv_pages", ("N", "2", "Hp", "page", "Dk"), _KV_DTYPES),
@@ -361,6 +413,7 @@ _PLANES = {
         "{kv_pages.shape[2]}.",
     ),
     _SAME_HEAD_DIM.rule: _PADDED_HEAD_DIM,
+    _WIDEST_AS_STORED.rule: _PADDED_WIDEST,
     "C == 2 * Hkv": Relation(
         "Hp == Hkv",
         "k",
@@ -385,6 +438,7 @@ _PACKED = {
         remedy="Say how many heads there are where the last rows are padding.",
     ),
     _SAME_HEAD_DIM.rule: _PADDED_HEAD_DIM,
+    _WIDEST_AS_STORED.rule: _PADDED_WIDEST,
     "C == 2 * Hkv": Relation(
         "0 <= Cp * pack - 2 * Hkv < pack",
         "k",

@@ -1,12 +1,17 @@
-"""Writing paged KV: scatters in plain jnp."""
+"""Writing paged KV: by a kernel on TPUs, elsewhere scatters in plain jnp."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+from pagemill import dispatch
+from pagemill.dispatch import Implementation, Implementations
+from pagemill.kernels.ragged_paged_attention.write import write_kv_pages_tpu
 from pagemill.kv_cache import (
     KVLayout,
     join_heads,
@@ -57,20 +62,62 @@ def update_kv_pages(
     v_scale: jax.Array | None = None,
     *,
     layout: KVLayout = KVLayout.INTERLEAVED,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Writes token t's k and v into slot slots[t]; -1 writes nothing."""
-    k = quantised(k, k_scale, kv_pages.dtype)
-    v = quantised(v, v_scale, kv_pages.dtype)
+    wide = max(k.shape[-1], v.shape[-1])
+    k = with_lanes(quantised(k, k_scale, kv_pages.dtype), wide)
+    v = with_lanes(quantised(v, v_scale, kv_pages.dtype), wide)
+    operands = _Operands(kv_pages, k, v, slots)
+    (written,) = _write(operands, implementation=implementation, layout=layout)
+    return written
+
+
+class _Operands(NamedTuple):
+    kv_pages: jax.Array
+    k: jax.Array  # [T, Hkv, D], kv_pages' dtype
+    v: jax.Array
+    slots: jax.Array  # i32[T]
+
+
+def _scatter(operands: _Operands, *, layout: KVLayout) -> tuple[jax.Array]:
+    kv_pages, k, v, slots = operands
     pages, page_size = kv_pages.shape[0], page_size_of(kv_pages, layout)
     # A negative index would count from the end: send it past it instead.
     slots = jnp.where(slots < 0, pages * page_size, slots)
     if layout is KVLayout.PLANES:
         kv = with_lanes(jnp.stack([k, v], axis=1), kv_pages.shape[-1])
         page, offset = slots // page_size, slots % page_size
-        return kv_pages.at[page, :, :, offset].set(kv, mode="drop")
+        return (kv_pages.at[page, :, :, offset].set(kv, mode="drop"),)
     kv = join_heads(k, v, kv_pages.shape)
     flat = kv_pages.reshape(pages * page_size, *kv_pages.shape[2:])
-    return flat.at[slots].set(kv, mode="drop").reshape(kv_pages.shape)
+    return (flat.at[slots].set(kv, mode="drop").reshape(kv_pages.shape),)
+
+
+def _tpu(
+    operands: _Operands, *, layout: KVLayout, interpret: Any = False
+) -> tuple[jax.Array]:
+    written = write_kv_pages_tpu(*operands, layout=layout, interpret=interpret)
+    return (written,)
+
+
+_write = dispatch.make_op(
+    "pagemill_update_kv_pages",
+    Implementations(
+        cpu=_scatter,
+        tpu=_tpu,
+        xla=_scatter,
+        interpret=functools.partial(
+            _tpu,
+            interpret=pltpu.InterpretParams(
+                detect_races=True,
+                out_of_bounds_reads="raise",
+                uninitialized_memory="nan",
+            ),
+        ),
+    ),
+    lambda operands, **_: (operands.kv_pages,),
+)
 
 
 def quantised(

@@ -33,6 +33,9 @@ from pagemill.kernels.ragged_paged_attention.api import (
 from pagemill.kernels.ragged_paged_attention.api import (
     update_kv_pages as update_kv_pages,
 )
+from pagemill.kernels.ragged_paged_attention.states import (
+    merge_states as merge_states,
+)
 from pagemill.kv_cache import KVCacheSpec as KVCacheSpec
 from pagemill.kv_cache import KVLayout as KVLayout
 from pagemill.layouts import FlatLayout as FlatLayout

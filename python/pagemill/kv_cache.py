@@ -53,6 +53,9 @@ class KVCacheSpec:
       head_dim: size of a head.
       dtype: of the elements, a name of DTYPES or a numpy dtype.
       layout: how a page's elements are ordered.
+      v_head_dim: size of V's heads where it is another than that of K's; the
+        array has the larger of the two, and 0 behind the smaller. None stands
+        for head_dim.
 
     Raises:
       PagemillError: a size below 1, or a dtype or layout there is not.
@@ -64,9 +67,12 @@ class KVCacheSpec:
     head_dim: int
     dtype: Any = "bfloat16"
     layout: KVLayout = KVLayout.INTERLEAVED
+    v_head_dim: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = ("total_num_pages", "page_size", "num_kv_heads", "head_dim")
+        sizes = ["total_num_pages", "page_size", "num_kv_heads", "head_dim"]
+        if self.v_head_dim is not None:
+            sizes.append("v_head_dim")
         for name in sizes:
             value = getattr(self, name)
             if value < 1:
@@ -80,10 +86,15 @@ class KVCacheSpec:
         object.__setattr__(self, "layout", as_layout(self.layout))
 
     @property
+    def _wide_head_dim(self) -> int:
+        """That of the array."""
+        return max(self.head_dim, self.v_head_dim or 0)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of the cache's array."""
         pages, size = self.total_num_pages, self.page_size
-        heads, dim = self.num_kv_heads, self.head_dim
+        heads, dim = self.num_kv_heads, self._wide_head_dim
         lanes = -(-dim // _LANES) * _LANES
         if self.layout is KVLayout.PLANES:
             return pages, 2, heads, size, lanes
@@ -111,9 +122,12 @@ class KVCacheSpec:
 
         Args:
           k: [total_num_pages, page_size, num_kv_heads, head_dim].
-          v: as k.
+          v: as k, of v_head_dim.
         """
-        k, v = (jnp.asarray(x).astype(self.dtype) for x in (k, v))
+        k, v = (
+            with_lanes(jnp.asarray(x).astype(self.dtype), self._wide_head_dim)
+            for x in (k, v)
+        )
         if self.layout is KVLayout.PLANES:
             kv = jnp.stack([k, v], axis=1).transpose(0, 1, 3, 2, 4)
             return with_lanes(kv, self.shape[-1])
@@ -121,12 +135,14 @@ class KVCacheSpec:
 
     def unpack(self, kv_pages: Any) -> tuple[jax.Array, jax.Array]:
         """K and V, as pack() takes them."""
-        return split_heads(
+        k, v = split_heads(
             jnp.asarray(kv_pages),
             self.layout,
             self.num_kv_heads,
-            self.head_dim,
+            self._wide_head_dim,
         )
+        values = self.v_head_dim or self.head_dim
+        return k[..., : self.head_dim], v[..., :values]
 
 
 def as_layout(layout: Any) -> KVLayout:
@@ -151,7 +167,9 @@ def page_size_of(kv_pages: Any, layout: KVLayout) -> int:
 
 
 def with_lanes(x: jax.Array, lanes: int) -> jax.Array:
-    """Pads the last dimension with 0."""
+    """Pads the last dimension with 0, where it is smaller."""
+    if x.shape[-1] == lanes:
+        return x
     padding = [(0, 0)] * (x.ndim - 1)
     return jnp.pad(x, [*padding, (0, lanes - x.shape[-1])])
 

@@ -36,6 +36,7 @@ LETTERS = {
     "Hq": "num_q_heads",
     "Hkv": "num_kv_heads",
     "D": "head_dim",
+    "Dv": "v_head_dim",
     "Dk": "kv_head_dim",
     "W": "tree_mask_words",
 }

@@ -66,6 +66,7 @@ def test_public_names() -> None:
         "ragged_paged_attention",
         "update_kv_pages",
         "copy_pages",
+        "merge_states",
         "PagemillError",
         "SpecError",
         "CapacityError",

@@ -53,6 +53,30 @@ def test_round_trip(layout: KVLayout, dtype: str) -> None:
         np.testing.assert_array_equal(found, given)
 
 
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(192, 128), (64, 80)])
+@pytest.mark.parametrize("layout", list(KVLayout))
+def test_values_of_another_size(
+    layout: KVLayout, head_dim: int, v_head_dim: int
+) -> None:
+    """The array is as wide as the wider, and 0 behind the narrower."""
+    rng = np.random.default_rng(0)
+    k, v = (
+        rng.standard_normal((6, 4, 3, dim)).astype(jnp.bfloat16)
+        for dim in (head_dim, v_head_dim)
+    )
+    wide = max(head_dim, v_head_dim)
+    made = KVCacheSpec(6, 4, 3, head_dim, "bfloat16", layout, v_head_dim)
+    both = KVCacheSpec(6, 4, 3, wide, "bfloat16", layout)
+    assert made.shape == both.shape
+    packed = made.pack(k, v)
+    for found, given in zip(made.unpack(packed), (k, v), strict=True):
+        np.testing.assert_array_equal(found, given)
+    for found, given in zip(both.unpack(packed), (k, v), strict=True):
+        dim = given.shape[-1]
+        np.testing.assert_array_equal(found[..., :dim], given)
+        assert not np.asarray(found[..., dim:]).any()
+
+
 @pytest.mark.parametrize("layout", list(KVLayout))
 def test_updates_go_where_pack_puts_them(layout: KVLayout) -> None:
     k, v = tokens()
@@ -72,6 +96,7 @@ def test_updates_go_where_pack_puts_them(layout: KVLayout) -> None:
     ("changes", "message"),
     [
         ({"page_size": 0}, "page_size=0 must be at least 1"),
+        ({"v_head_dim": 0}, "v_head_dim=0 must be at least 1"),
         ({"dtype": "float16"}, "dtype=float16 must be one of"),
         ({"layout": "rows"}, "kv_layout='rows' must be"),
     ],

@@ -150,6 +150,80 @@ def test_update_without_slot_mapping() -> None:
     np.testing.assert_array_equal(derived, flat.reshape(kv_pages.shape))
 
 
+@pytest.mark.parametrize("layout", list(KVLayout))
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(192, 128), (64, 128)])
+@pytest.mark.parametrize("implementation", ["cpu", "xla", "interpret"])
+def test_values_of_another_head_dim(
+    implementation: Any, head_dim: int, v_head_dim: int, layout: KVLayout
+) -> None:
+    """Written over NaN, read, and scaled by K's own size."""
+    if implementation == "interpret" and layout is KVLayout.INTERLEAVED:
+        # Interleaved pages of 192 are past the TPU kernels' limits.
+        head_dim = min(head_dim, 128)
+    rng = np.random.default_rng(3)
+    q, k = (rng.normal(size=(16, h, head_dim)) for h in (4, 2))
+    v = rng.normal(size=(16, 2, v_head_dim))
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    spec = KVCacheSpec(8, 16, 2, head_dim, "float32", layout, v_head_dim)
+    kv_pages = jnp.full(spec.shape, jnp.nan, jnp.float32)
+    batch = RaggedBatch(**metadata(kv_lens=i32(8, 1)))
+
+    def attend(kv_pages: Any, **new: Any) -> Any:
+        return pagemill.ragged_paged_attention(
+            q,
+            kv_pages,
+            batch,
+            v_head_dim=v_head_dim,
+            kv_layout=layout,
+            num_kv_heads=2,
+            implementation=implementation,
+            **new,
+        )
+
+    out, written = attend(kv_pages, k=k, v=v)
+    assert out.shape == (16, 4, v_head_dim)
+    for rows in (slice(0, 8), slice(8, 9)):
+        dense = oracle.dense_attention(
+            q[rows],
+            k[rows],
+            v[rows],
+            sm_scale=head_dim**-0.5,
+            causal=True,
+            sliding_window=None,
+            soft_cap=None,
+        )
+        np.testing.assert_allclose(out[rows], dense, atol=1e-4, rtol=1e-4)
+    np.testing.assert_array_equal(attend(written), out)
+    updated = pagemill.update_kv_pages(
+        kv_pages, k, v, batch, kv_layout=layout, implementation=implementation
+    )
+    np.testing.assert_array_equal(updated, written)
+    for found, given in zip(spec.unpack(written), (k, v), strict=True):
+        np.testing.assert_array_equal(found[0, :8], given[:8])
+
+
+@pytest.mark.parametrize(
+    ("v_head_dim", "words"),
+    [
+        (0, "v_head_dim=0 must be positive"),
+        (64, r"v.shape=\(16, 2, 128\) must have v_head_dim=64"),
+        (256, "Q head_dim 128 must be the same as that of K/V 128"),
+    ],
+)
+def test_v_head_dim_is_checked(v_head_dim: int, words: str) -> None:
+    q, kv_pages = tensors()
+    k = np.ones((16, 2, 128), np.float32)
+    with pytest.raises(SpecError, match=words):
+        pagemill.ragged_paged_attention(
+            q,
+            kv_pages,
+            RaggedBatch(**metadata()),
+            k=k,
+            v=k,
+            v_head_dim=v_head_dim,
+        )
+
+
 def test_donated_pages_are_written_in_place() -> None:
     q, kv_pages = tensors()
     pages = jnp.asarray(kv_pages)

@@ -17,7 +17,7 @@ from pagemill.kernels.ragged_paged_attention.spec import (
 )
 
 SIZES = {"T": 16, "S": 2, "P": 2, "N": 8, "page": 16, "C": 4, "Hq": 4, "D": 128}
-SIZES |= {"Dk": 128, "Hkv": 2, "Ks": 2, "Vs": 2, "W": 1}
+SIZES |= {"Dk": 128, "Dv": 128, "Hkv": 2, "Ks": 2, "Vs": 2, "W": 1}
 
 
 def array(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:

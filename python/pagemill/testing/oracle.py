@@ -80,7 +80,7 @@ def dense_attention_and_lse(
     weights = weights[..., :m] / np.where(total == 0.0, 1.0, total)
     out = np.einsum("hgnm,mhd->nhgd", weights, v)
     return (
-        out.reshape(n, num_q_heads, head_dim),
+        out.reshape(n, num_q_heads, v.shape[-1]),
         np.moveaxis(lse, 2, 0).reshape(n, num_q_heads),
     )
 
