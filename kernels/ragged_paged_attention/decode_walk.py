@@ -1,0 +1,139 @@
+"""The fetching end of the decode kernel: which pages come, and where to.
+
+It runs `buffers - 1` blocks ahead of the computing end, over the same blocks in
+the same order, and crosses from sequence to sequence.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.ragged_paged_attention.decode_state import (
+    FETCH_BUFFER,
+    FETCH_ENTRY,
+    FETCH_LEFT,
+    FETCH_SEQ,
+    Refs,
+    Static,
+    span_of,
+)
+
+# Copies that a loop starts per iteration; a power of two.
+_UNROLL = 8
+
+
+def seek(static: Static, r: Refs, seq: Any) -> None:
+    """Points the fetching end at the first live sequence from `seq` on."""
+    shape = static.shape
+    num_seqs = r.num_seqs[0]
+
+    def following(seq: Any) -> Any:
+        seq = seq + 1
+        if shape.cores == 1:
+            return seq
+        # Over the steps of the other cores.
+        skip = (shape.cores - 1) * shape.seqs_per_step
+        wrap = lax.rem(seq, jnp.int32(shape.seqs_per_step)) == 0
+        return jnp.where(wrap, seq + skip, seq)
+
+    def pages(seq: Any) -> Any:
+        return span_of(static, r, jnp.minimum(seq, shape.seqs - 1)).pages
+
+    seq, left = lax.while_loop(
+        lambda c: (c[0] < num_seqs) & (c[1] <= 0),
+        lambda c: (following(c[0]), pages(following(c[0]))),
+        (seq, pages(seq)),
+    )
+    safe = jnp.minimum(seq, shape.seqs - 1)
+    r.state[FETCH_SEQ] = seq
+    r.state[FETCH_LEFT] = jnp.where(seq < num_seqs, left, 0)
+    r.state[FETCH_ENTRY] = (
+        safe * shape.pages_per_seq + span_of(static, r, safe).first_page
+    )
+
+
+def _copy(static: Static, r: Refs, buffer: Any, i: Any, page: Any) -> Any:
+    """The copy of a page to a block's i-th place."""
+    return pltpu.make_async_copy(
+        r.kv_pages.at[page],
+        static.block.page(r.kv, buffer, i),
+        r.arrived.at[buffer],
+    )
+
+
+def wait(static: Static, r: Refs, buffer: Any, count: Any) -> None:
+    """Waits for `count` pages of a block, one by one.
+
+    One wait for all would do, but the compiler's simulator does not see it:
+    kernels would seem faster than HBM.
+    """
+
+    def wait(i: Any, carry: Any) -> Any:
+        _copy(static, r, buffer, i, 0).wait()
+        return carry
+
+    if isinstance(count, int):
+        for i in range(count):
+            wait(i, None)
+    else:
+        lax.fori_loop(jnp.int32(0), count, wait, jnp.int32(0))
+
+
+def fetch(static: Static, r: Refs) -> None:
+    """Starts the copies of a block and moves the fetching end behind it."""
+    shape = static.shape
+    entry, buffer = r.state[FETCH_ENTRY], r.state[FETCH_BUFFER]
+    count = jnp.minimum(r.state[FETCH_LEFT], shape.block_pages)
+
+    def start(first: Any, size: int) -> None:
+        for i in range(size):
+            page = r.page_indices[entry + first + i]
+            _copy(static, r, buffer, first + i, page).start()
+
+    def many(i: Any, carry: Any) -> Any:
+        start(i * _UNROLL, _UNROLL)
+        return carry
+
+    count = jnp.maximum(count, 0)
+    groups = lax.div(count, jnp.int32(_UNROLL))
+    lax.fori_loop(jnp.int32(0), groups, many, jnp.int32(0))
+    done, size = groups * _UNROLL, _UNROLL // 2
+    while size:
+        pl.when((count & size) != 0)(functools.partial(start, done, size))
+        done, size = done + (count & size), size // 2
+    advance(static, r)
+
+
+def fetch_later(static: Static, r: Refs) -> Callable[[], None]:
+    """A whole block's copies, as straight-line code that starts them.
+
+    What it needs of the state is read at once; advance() must follow.
+    """
+    buffer, entry = r.state[FETCH_BUFFER], r.state[FETCH_ENTRY]
+
+    def start() -> None:
+        for i in range(static.shape.block_pages):
+            page = r.page_indices[entry + i]
+            _copy(static, r, buffer, i, page).start()
+
+    return start
+
+
+def advance(static: Static, r: Refs) -> None:
+    """Moves the fetching end to its next block."""
+    shape = static.shape
+    left = r.state[FETCH_LEFT] - shape.block_pages
+    r.state[FETCH_LEFT] = left
+    r.state[FETCH_ENTRY] = r.state[FETCH_ENTRY] + shape.block_pages
+    buffer = r.state[FETCH_BUFFER] + 1
+    r.state[FETCH_BUFFER] = jnp.where(buffer == shape.buffers, 0, buffer)
+
+    @pl.when((left <= 0) & (left > -shape.block_pages))
+    def _next() -> None:
+        seek(static, r, r.state[FETCH_SEQ] + 1)
