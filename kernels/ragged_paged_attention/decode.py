@@ -1,8 +1,12 @@
 """Decode on TPUs: rows of few query tokens against long paged KV.
 
-One loop runs over the blocks of all sequences. A block's pages come by one DMA
+A sequence's keys may be cut into parts, which are attended side by side and
+merged in the end; without that a sequence is one part. The parts are dealt to
+the cores in turn.
+
+One loop runs over the blocks of all parts. A block's pages come by one DMA
 each, K and V together, and lie in VMEM as they lie in HBM; fetching runs
-`buffers - 1` blocks ahead of computing and crosses from sequence to sequence,
+`buffers - 1` blocks ahead of computing and crosses from part to part,
 so that HBM never waits. The rows of several KV heads share a matmul: their
 queries stand on the diagonal of a block matrix, [q0 0; 0 q1], and K of these
 heads lies side by side, so that logits of all heads fill whole registers. A
@@ -29,14 +33,16 @@ from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common.chip import chip
 from pagemill.kernels.common.exp2_softmax import LANES
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
+from pagemill.kernels.common.merge import merge_states
 from pagemill.kernels.ragged_paged_attention import (
+    decode_part,
     decode_rows,
-    decode_sequence,
     decode_walk,
 )
 from pagemill.kernels.ragged_paged_attention.decode_shape import (
     DecodeShape,
     fit_block_pages,
+    fit_splits,
 )
 from pagemill.kernels.ragged_paged_attention.decode_state import (
     BUFFER,
@@ -44,6 +50,7 @@ from pagemill.kernels.ragged_paged_attention.decode_state import (
     STATE_WORDS,
     Refs,
     Static,
+    ceil_div,
 )
 from pagemill.params import AttentionParams, Tuning
 
@@ -94,6 +101,7 @@ def decode_attention(
     else:
         tree = lax.bitcast_convert_type(tree_mask, jnp.int32).reshape(-1)
     static = Static(shape, block, params, tree=tree_mask is not None)
+    split = shape.splits > 1
     out, lse = _call(static, tuning, interpret)(
         kv_lens,
         q_lens,
@@ -101,11 +109,34 @@ def decode_attention(
         num_seqs,
         tree,
         decode_rows.to_rows(q, shape),
-        decode_rows.columns(shape, params, k_scale, v_scale, sinks),
+        decode_rows.columns(
+            shape, params, k_scale, v_scale, None if split else sinks
+        ),
         block.view(kv_pages),
     )
-    lse = decode_rows.from_rows(lse[..., 0, :, None], shape)
-    return decode_rows.from_rows(out, shape), lse[..., 0]
+    out = decode_rows.from_rows(out, shape)
+    lse = decode_rows.from_rows(lse[..., 0, :, None], shape)[..., 0]
+    if not split:
+        return out[0], lse[0]
+    if sinks is not None:
+        live = jnp.arange(shape.seqs) < num_seqs[0]
+        out, lse = _with_sinks(out, lse, sinks, jnp.where(live, q_lens, 0))
+    out, lse = merge_states(out, lse)
+    return out.astype(q.dtype), lse
+
+
+def _with_sinks(
+    out: jax.Array, lse: jax.Array, sinks: jax.Array, q_lens: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Sinks as one more part, of no value."""
+    queries = lse.shape[2]
+    q_lens = jnp.where(q_lens <= queries, q_lens, 0)
+    live = jnp.arange(queries) < q_lens[:, None]
+    sink = jnp.where(live[..., None], sinks.astype(jnp.float32), -jnp.inf)
+    return (
+        jnp.concatenate([out, jnp.zeros_like(out[:1])]),
+        jnp.concatenate([lse, sink[None]]),
+    )
 
 
 def _shape(
@@ -118,6 +149,8 @@ def _shape(
     seqs, queries, num_q_heads, head_dim = q.shape
     block = kv_block(kv_pages, params, head_dim=head_dim)
     pages_per_seq = page_indices.shape[0] // seqs
+    pages = fit_block_pages(block, pages_per_seq, tuning)
+    block, cores = dataclasses.replace(block, pages=pages), chip().cores
     shape = DecodeShape(
         seqs=seqs,
         queries=queries,
@@ -128,31 +161,33 @@ def _shape(
         pages_per_seq=pages_per_seq,
         kv_dtype=block.dtype,
         out_dtype=jnp.dtype(q.dtype),
-        block_pages=fit_block_pages(block, pages_per_seq, tuning),
-        cores=chip().cores,
+        block_pages=block.pages,
+        cores=cores,
+        splits=fit_splits(block, seqs, pages_per_seq, cores, tuning),
         fp8=chip().takes_fp8,
     )
-    return shape, dataclasses.replace(block, pages=shape.block_pages)
+    return shape, block
 
 
 def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
     shape, kv = static.shape, static.block
-    cores, steps, seqs = shape.cores, shape.steps, shape.seqs_per_step
+    cores, parts = shape.cores, shape.parts_per_step
     rows, dots = shape.dot_rows, shape.dots
     lse_lanes = -(-rows // LANES) * LANES
 
     def of_step(core: Any, step: Any, *_: Any) -> tuple[Any, ...]:
-        return step * cores + core, 0, 0, 0
+        return step, core, 0, 0, 0
 
-    block = pl.BlockSpec((seqs, dots, rows, shape.head_dim), of_step)
-    lse_block = pl.BlockSpec((seqs, dots, 1, lse_lanes), of_step)
+    block = pl.BlockSpec((parts, None, dots, rows, shape.head_dim), of_step)
+    lse_block = pl.BlockSpec((parts, None, dots, 1, lse_lanes), of_step)
+    of_cores = (shape.parts_per_core, cores, dots)
     column_block = pl.BlockSpec((3, dots, rows, LANES), lambda *_: (0, 0, 0, 0))
     per_head = (dots, shape.dot_heads, rows, shape.head_dim)
     return pl.pallas_call(
         functools.partial(_kernel, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
-            grid=(cores, steps),
+            grid=(cores, shape.steps),
             in_specs=[
                 block,
                 column_block,
@@ -172,9 +207,9 @@ def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
         ),
         out_shape=[
             jax.ShapeDtypeStruct(
-                (shape.seqs, dots, rows, shape.head_dim), shape.out_dtype
+                (*of_cores, rows, shape.head_dim), shape.result_dtype
             ),
-            jax.ShapeDtypeStruct((shape.seqs, dots, 1, lse_lanes), jnp.float32),
+            jax.ShapeDtypeStruct((*of_cores, 1, lse_lanes), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
@@ -190,23 +225,27 @@ def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
 def _kernel(static: Static, *refs: Any) -> None:
     r, shape = Refs(*refs), static.shape
     core, step = pl.program_id(0), pl.program_id(1)
-    first = (step * shape.cores + core) * shape.seqs_per_step
+    # The step's i-th part is the core's (before + i)-th.
+    before = step * shape.parts_per_step
+    parts = r.num_seqs[0] * shape.splits
 
     @pl.when(step == 0)
     def _start() -> None:
-        decode_sequence.reset(r)
+        decode_part.reset(r)
         r.state[BUFFER] = jnp.int32(0)
         r.state[FETCH_BUFFER] = jnp.int32(0)
-        decode_walk.seek(static, r, first)
+        decode_walk.seek(static, r, core)
         for _ in range(shape.buffers - 1):
             decode_walk.fetch(static, r)
 
     r.out[...] = jnp.zeros(r.out.shape, r.out.dtype)
     r.lse[...] = jnp.full(r.lse.shape, -jnp.inf, r.lse.dtype)
-    live = jnp.clip(r.num_seqs[0] - first, 0, shape.seqs_per_step)
+    mine = ceil_div(jnp.maximum(parts - core, 0), shape.cores)
+    live = jnp.clip(mine - before, 0, shape.parts_per_step)
 
     def body(i: Any, carry: Any) -> Any:
-        decode_sequence.sequence(static, r, first + i, i)
+        part = (before + i) * shape.cores + core
+        decode_part.attend(static, r, part, i)
         return carry
 
     lax.fori_loop(jnp.int32(0), live, body, jnp.int32(0))

@@ -17,7 +17,9 @@ _BUFFERS = 3
 # grants by default where that is least.
 _BUFFER_BYTES = 10 * 2**20
 _KEYS_PER_BLOCK = 512
-_SEQS_PER_STEP = 8
+_PARTS_PER_STEP = 8
+# With fewer sequences per core, the cores' shares would be too uneven.
+_FEW_SEQS_PER_CORE = 4
 _KEYS_PER_TIER = 128
 
 
@@ -31,8 +33,9 @@ class DecodeShape:
       kv_dtype, out_dtype: of the cache, and of queries and output.
       block_pages: pages fetched and computed at a time.
       buffers: blocks in flight or in use.
-      seqs_per_step: sequences of a grid step.
+      parts_per_step: parts of a grid step.
       cores: TensorCores that share the grid.
+      splits: parts of a sequence's keys, each attended on its own.
       fp8: the MXU takes keys and values of that type.
     """
 
@@ -47,8 +50,9 @@ class DecodeShape:
     out_dtype: np.dtype[np.generic]
     block_pages: int
     buffers: int = _BUFFERS
-    seqs_per_step: int = _SEQS_PER_STEP
+    parts_per_step: int = _PARTS_PER_STEP
     cores: int = 1
+    splits: int = 1
     fp8: bool = True
 
     @property
@@ -62,6 +66,11 @@ class DecodeShape:
         wide = jnp.dtype(jnp.float32)
         exact = wide in (self.kv_dtype, self.out_dtype)
         return wide if exact else jnp.dtype(jnp.bfloat16)
+
+    @property
+    def result_dtype(self) -> np.dtype[np.generic]:
+        """Of the kernel's output: parts are rounded once they are merged."""
+        return self.out_dtype if self.splits == 1 else jnp.dtype(jnp.float32)
 
     @property
     def head_rows(self) -> int:
@@ -90,9 +99,19 @@ class DecodeShape:
         return -(-self.dot_heads * self.head_rows // tile) * tile
 
     @property
+    def parts(self) -> int:
+        """Of all sequences; dealt to the cores in turn."""
+        return self.seqs * self.splits
+
+    @property
+    def parts_per_core(self) -> int:
+        """Parts of the core that has most."""
+        return -(-self.parts // self.cores)
+
+    @property
     def steps(self) -> int:
         """Grid steps of each core."""
-        return -(-self.seqs // (self.seqs_per_step * self.cores))
+        return -(-self.parts_per_core // self.parts_per_step)
 
     @property
     def tiers(self) -> tuple[int, ...]:
@@ -117,6 +136,25 @@ def fit_block_pages(block: KVBlock, pages_per_seq: int, tuning: Tuning) -> int:
     ):
         pages *= 2
     return pages
+
+
+def fit_splits(
+    block: KVBlock, seqs: int, pages_per_seq: int, cores: int, tuning: Tuning
+) -> int:
+    """Parts of a sequence: as many as cores, where few long ones are left.
+
+    Args:
+      block: of the pages of a block.
+      seqs: sequences that a batch has room for.
+      pages_per_seq: pages that a sequence has room for.
+      cores: that share the work.
+      tuning: may say otherwise.
+    """
+    if tuning.num_kv_splits is not None:
+        return tuning.num_kv_splits
+    few = seqs < _FEW_SEQS_PER_CORE * cores
+    long = pages_per_seq > cores * block.pages
+    return cores if few and long else 1
 
 
 def buffer_bytes(block: KVBlock, pages: int) -> int:

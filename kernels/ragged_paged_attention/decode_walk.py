@@ -1,7 +1,7 @@
 """The fetching end of the decode kernel: which pages come, and where to.
 
 It runs `buffers - 1` blocks ahead of the computing end, over the same blocks in
-the same order, and crosses from sequence to sequence.
+the same order, and crosses from part to part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pagemill.kernels.ragged_paged_attention.decode_state import (
     FETCH_BUFFER,
     FETCH_ENTRY,
     FETCH_LEFT,
-    FETCH_SEQ,
+    FETCH_PART,
     Refs,
     Static,
     span_of,
@@ -28,34 +28,23 @@ from pagemill.kernels.ragged_paged_attention.decode_state import (
 _UNROLL = 8
 
 
-def seek(static: Static, r: Refs, seq: Any) -> None:
-    """Points the fetching end at the first live sequence from `seq` on."""
+def seek(static: Static, r: Refs, part: Any) -> None:
+    """Points the fetching end at the core's first live part from `part` on."""
     shape = static.shape
-    num_seqs = r.num_seqs[0]
+    parts = r.num_seqs[0] * shape.splits
 
-    def following(seq: Any) -> Any:
-        seq = seq + 1
-        if shape.cores == 1:
-            return seq
-        # Over the steps of the other cores.
-        skip = (shape.cores - 1) * shape.seqs_per_step
-        wrap = lax.rem(seq, jnp.int32(shape.seqs_per_step)) == 0
-        return jnp.where(wrap, seq + skip, seq)
+    def pages(part: Any) -> Any:
+        return span_of(static, r, jnp.minimum(part, shape.parts - 1)).pages
 
-    def pages(seq: Any) -> Any:
-        return span_of(static, r, jnp.minimum(seq, shape.seqs - 1)).pages
-
-    seq, left = lax.while_loop(
-        lambda c: (c[0] < num_seqs) & (c[1] <= 0),
-        lambda c: (following(c[0]), pages(following(c[0]))),
-        (seq, pages(seq)),
+    part, left = lax.while_loop(
+        lambda c: (c[0] < parts) & (c[1] <= 0),
+        lambda c: (c[0] + shape.cores, pages(c[0] + shape.cores)),
+        (part, pages(part)),
     )
-    safe = jnp.minimum(seq, shape.seqs - 1)
-    r.state[FETCH_SEQ] = seq
-    r.state[FETCH_LEFT] = jnp.where(seq < num_seqs, left, 0)
-    r.state[FETCH_ENTRY] = (
-        safe * shape.pages_per_seq + span_of(static, r, safe).first_page
-    )
+    span = span_of(static, r, jnp.minimum(part, shape.parts - 1))
+    r.state[FETCH_PART] = part
+    r.state[FETCH_LEFT] = jnp.where(part < parts, left, 0)
+    r.state[FETCH_ENTRY] = span.seq * shape.pages_per_seq + span.first_page
 
 
 def _copy(static: Static, r: Refs, buffer: Any, i: Any, page: Any) -> Any:
@@ -136,4 +125,4 @@ def advance(static: Static, r: Refs) -> None:
 
     @pl.when((left <= 0) & (left > -shape.block_pages))
     def _next() -> None:
-        seek(static, r, r.state[FETCH_SEQ] + 1)
+        seek(static, r, r.state[FETCH_PART] + shape.cores)

@@ -239,6 +239,7 @@ _BLOCKS = (
         for name in (
             "num_queries_per_block",
             "num_decode_queries",
+            "num_kv_splits",
             "vmem_limit_bytes",
         )
     ),

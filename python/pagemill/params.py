@@ -42,12 +42,16 @@ class Tuning:
       num_queries_per_block: query tokens computed at a time.
       num_decode_queries: sequences of so many query tokens or fewer take the
         kernel for decoding; more than one where speculative tokens are common.
+      num_kv_splits: parts that the decode kernel cuts a sequence's keys into,
+        attended side by side and merged; more than one where few long
+        sequences would leave cores idle.
       vmem_limit_bytes: VMEM the compiler may use.
     """
 
     num_kv_pages_per_block: int | None = None
     num_queries_per_block: int | None = None
     num_decode_queries: int | None = None
+    num_kv_splits: int | None = None
     vmem_limit_bytes: int | None = None
 
 

@@ -104,6 +104,21 @@ def test_every_generation(generation: str, dtype: str) -> None:
     assert not moves_of_cache(compiled)
 
 
+@pytest.mark.parametrize("seqs", [1, 3])
+@pytest.mark.parametrize("generation", ["v5p:2x2x1", "v6e:2x2"])
+def test_few_long_sequences(generation: str, seqs: int) -> None:
+    """Where cores share a kernel, each takes a part of every sequence."""
+    compiled = compile_for(
+        generation,
+        "bfloat16",
+        heads=(32, 8),
+        max_num_seqs=seqs,
+        pages_per_seq=1024,
+        extras=("sinks",),
+    )
+    assert not moves_of_cache(compiled)
+
+
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_pages_of_eight_bits(generation: str, kv_dtype: str) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
+from pagemill.kernels.common.chip import chip
+from pagemill.kernels.ragged_paged_attention import decode
 from pagemill.kernels.ragged_paged_attention.decode import decode_attention
 from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams, Tuning
@@ -153,15 +155,23 @@ def _compiled(params: AttentionParams, tuning: Tuning) -> Any:
     )
 
 
-def run(c: Case, *, pages: int | None = 2, **options: Any) -> Any:
+def run(
+    c: Case,
+    *,
+    pages: int | None = 2,
+    splits: int | None = None,
+    **options: Any,
+) -> Any:
     arrays = {
         name: jnp.asarray(options.pop(name), jnp.float32)
         for name in ("k_scale", "v_scale", "sinks")
         if name in options
     }
+    if "tree_mask" in options:
+        arrays["tree_mask"] = jnp.asarray(options.pop("tree_mask"))
     kernel = _compiled(
         AttentionParams(kv_layout=KVLayout.PLANES, **options),
-        Tuning(num_kv_pages_per_block=pages),
+        Tuning(num_kv_pages_per_block=pages, num_kv_splits=splits),
     )
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
@@ -172,9 +182,15 @@ def run(c: Case, *, pages: int | None = 2, **options: Any) -> Any:
     return np.asarray(out), np.asarray(lse)
 
 
-def check(c: Case, *, pages: int | None = 2, **options: Any) -> None:
+def check(
+    c: Case,
+    *,
+    pages: int | None = 2,
+    splits: int | None = None,
+    **options: Any,
+) -> None:
     options.setdefault("sm_scale", c.q.shape[-1] ** -0.5)
-    out, lse = run(c, pages=pages, **options)
+    out, lse = run(c, pages=pages, splits=splits, **options)
     expected, expected_lse = oracle(c, **options)
     tolerance = TOLERANCES[c.q.dtype.name]
     assert_close = functools.partial(
@@ -266,6 +282,68 @@ def test_head_dims(head_dim: int, dtype: str) -> None:
 @pytest.mark.parametrize("page_size", [8, 64, 128, 256])
 def test_page_sizes(page_size: int) -> None:
     check(case(((1, 300), (1, 9)), page_size=page_size), pages=None)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    two = dataclasses.replace(chip(), cores=2)
+    monkeypatch.setattr(decode, "chip", lambda: two)
+    _compiled.cache_clear()
+    yield
+    _compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("seqs", [1, 2, 5, 12])
+def test_two_cores(seqs: int) -> None:
+    """Also with fewer sequences than a step has room for, and none left."""
+    for dead in (0, 1):
+        check(case(ROWS[-seqs:], dead_seqs=dead), sliding_window=70)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_few_long_sequences_are_split() -> None:
+    """One sequence keeps both cores busy: its lse is that of its parts."""
+    c = case(((1, 130),), dead_seqs=0)
+    check(c, sinks=np.linspace(-3.0, 6.0, 8))
+    np.testing.assert_array_equal(
+        run(c, sm_scale=0.1)[0], run(c, splits=2, sm_scale=0.1)[0]
+    )
+
+
+@pytest.mark.parametrize("splits", [2, 3, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": False, "soft_cap": 2.0},
+        {"sliding_window": 33},
+        {"sinks": np.linspace(-3.0, 6.0, 8)},
+        {"v_scale": np.array([0.5, 3.0]), "k_scale": np.array([2.0, 0.1])},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_splits(options: dict[str, Any], splits: int) -> None:
+    """Parts of several blocks, of one, and of none."""
+    check(case(SPECULATIVE, queries=4), pages=1, splits=splits, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 18}], ids=str)
+def test_splits_of_rounded_operands(options: dict[str, Any]) -> None:
+    check(case(ROWS, dtype="bfloat16"), splits=2, **options)
+    c = case(ROWS, dtype="bfloat16", kv_dtype="int8", page_size=32)
+    scales = {"k_scale": np.array([0.03, 0.02]), "v_scale": np.full(2, 0.02)}
+    check(c, splits=3, **options, **scales)
+
+
+def test_splits_of_trees() -> None:
+    """A tree of siblings, whole and in parts."""
+    c = case(SPECULATIVE, queries=4)
+    tree = np.tile(np.array([1, 3, 5, 9], np.uint32), (len(c.q), 1))
+    out, lse = run(c, sm_scale=0.1, tree_mask=tree)
+    parts = run(c, pages=1, splits=3, sm_scale=0.1, tree_mask=tree)
+    np.testing.assert_allclose(parts[0], out, atol=1e-5)
+    np.testing.assert_allclose(parts[1], lse, atol=1e-5)
 
 
 def test_wide_mode() -> None:

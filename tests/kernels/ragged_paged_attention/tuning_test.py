@@ -92,6 +92,18 @@ def test_fitted_blocks_are_legal(
     assert not found or fitted.block_pages == 1
 
 
+def test_splits() -> None:
+    """Few long sequences, and cores to share them."""
+    block = block_of(call(), KVLayout.PLANES)
+    fit = decode_shape.fit_splits
+    assert fit(block, 1, 64, 2, Tuning()) == 2
+    assert fit(block, 7, 64, 2, Tuning()) == 2
+    assert fit(block, 8, 64, 2, Tuning()) == 1
+    assert fit(block, 1, 2, 2, Tuning()) == 1
+    assert fit(block, 1, 64, 1, Tuning()) == 1
+    assert fit(block, 64, 64, 1, Tuning(num_kv_splits=3)) == 3
+
+
 def test_a_small_budget_makes_small_blocks() -> None:
     made = call()
     block = block_of(made, KVLayout.PLANES)

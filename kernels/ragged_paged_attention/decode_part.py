@@ -1,4 +1,4 @@
-"""A sequence of the decode kernel, from its queries to its results."""
+"""A part of a sequence, from its queries to its results."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pagemill.kernels.ragged_paged_attention.decode_state import (
 )
 
 
-def sequence(static: Static, r: Refs, seq: Any, i: Any) -> None:
-    """Computes sequence `seq`, the step's i-th."""
+def attend(static: Static, r: Refs, part: Any, i: Any) -> None:
+    """Computes part `part`, the step's i-th."""
     shape, params = static.shape, static.params
-    span = span_of(static, r, seq)
+    span = span_of(static, r, part)
     spread_queries(static, r, i)
     # Blocks [low, high) are interior.
     begin = span.first_page * shape.page_size
@@ -62,7 +62,7 @@ def sequence(static: Static, r: Refs, seq: Any, i: Any) -> None:
 
 
 def spread_queries(static: Static, r: Refs, i: Any) -> None:
-    """Lays a sequence's queries out in blocks of a diagonal."""
+    """Lays a part's queries out in blocks of a diagonal."""
     shape = static.shape
     for dot in range(shape.dots):
         q = r.q[i, dot].astype(jnp.float32)
@@ -78,7 +78,7 @@ def _rows_of(static: Static, head: int, like: tuple[int, ...]) -> Any:
 
 
 def reset(r: Refs) -> None:
-    """The state before a sequence's first key: only the sinks."""
+    """The state before a part's first key: only the sinks."""
     sinks = r.columns[2]
     lane = lax.broadcasted_iota(jnp.int32, sinks.shape, 2)
     r.highest[...] = sinks
@@ -87,7 +87,7 @@ def reset(r: Refs) -> None:
 
 
 def finish(static: Static, r: Refs, span: Span, i: Any) -> None:
-    """Writes the step's i-th sequence."""
+    """Writes the step's i-th part."""
     shape = static.shape
     for dot in range(shape.dots):
         total = jnp.sum(r.total[dot], axis=1, keepdims=True)
