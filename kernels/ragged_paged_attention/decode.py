@@ -176,11 +176,11 @@ def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
     lse_lanes = -(-rows // LANES) * LANES
 
     def of_step(core: Any, step: Any, *_: Any) -> tuple[Any, ...]:
-        return step, core, 0, 0, 0
+        return core, step, 0, 0, 0
 
-    block = pl.BlockSpec((parts, None, dots, rows, shape.head_dim), of_step)
-    lse_block = pl.BlockSpec((parts, None, dots, 1, lse_lanes), of_step)
-    of_cores = (shape.parts_per_core, cores, dots)
+    block = pl.BlockSpec((None, parts, dots, rows, shape.head_dim), of_step)
+    lse_block = pl.BlockSpec((None, parts, dots, 1, lse_lanes), of_step)
+    of_cores = (cores, shape.parts_per_core, dots)
     column_block = pl.BlockSpec((3, dots, rows, LANES), lambda *_: (0, 0, 0, 0))
     per_head = (dots, shape.dot_heads, rows, shape.head_dim)
     return pl.pallas_call(

@@ -15,24 +15,26 @@ from pagemill.params import AttentionParams
 
 
 def to_rows(q: jax.Array, shape: DecodeShape) -> jax.Array:
-    """[S, queries, Hq, D] to [parts_per_core, cores, dots, dot_rows, D]."""
+    """[S, queries, Hq, D] to [cores, parts_per_core, dots, dot_rows, D]."""
     q = q.transpose(0, 2, 1, 3)
     q = q.reshape(shape.seqs, shape.dots, -1, shape.head_dim)
     q = jnp.repeat(q, shape.splits, axis=0)
     more = shape.parts_per_core * shape.cores - shape.parts
     pad = shape.dot_rows - q.shape[2]
     q = jnp.pad(q, ((0, more), (0, 0), (0, pad), (0, 0)))
-    return q.reshape(-1, shape.cores, *q.shape[1:])
+    # A core's own lie one behind the other: each step's are one plain copy.
+    return q.reshape(-1, shape.cores, *q.shape[1:]).swapaxes(0, 1)
 
 
 def from_rows(rows: jax.Array, shape: DecodeShape) -> jax.Array:
-    """[parts_per_core, cores, dots, dot_rows or more, X], parts apart.
+    """[cores, parts_per_core, dots, dot_rows or more, X], parts apart.
 
     Returns:
       [splits, S, queries, Hq, X].
     """
     live = shape.dot_heads * shape.head_rows
-    rows = rows.reshape(-1, *rows.shape[2:])[: shape.parts, :, :live]
+    rows = rows.swapaxes(0, 1).reshape(-1, *rows.shape[2:])
+    rows = rows[: shape.parts, :, :live]
     rows = rows.reshape(
         shape.seqs,
         shape.splits,
