@@ -57,7 +57,7 @@ def decode(*, simulated: bool = False, **fields: Any) -> Any:
     block = kv_block(pages, _PARAMS, head_dim=HEAD_DIM)
     fitted = decode_shape.fit_block_pages(block, work.pages_per_seq, Tuning())
     known = {"loop_kv": fitted * work.page_size}
-    scalars: list[Any] = [work.length, 1, lambda slot: slot, work.seqs]
+    scalars: list[Any] = [work.length, 1, work.seqs, None, lambda slot: slot]
     return simulated_scalars(fn, scalars) if simulated else fn, args, known
 
 
@@ -115,7 +115,7 @@ def _prefill_scalars(work: Work, queries: int) -> list[Any]:
         first,
         end,
         work.length,
-        lambda slot: slot,
         lambda seq: seq * work.q_len,
         work.seqs,
+        lambda slot: slot,
     ]

@@ -34,6 +34,7 @@ from pagemill.kernels.common.chip import chip
 from pagemill.kernels.common.exp2_softmax import LANES
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
 from pagemill.kernels.common.merge import merge_states
+from pagemill.kernels.common.page_table import fit_page_table
 from pagemill.kernels.ragged_paged_attention import (
     decode_part,
     decode_rows,
@@ -43,6 +44,7 @@ from pagemill.kernels.ragged_paged_attention.decode_shape import (
     DecodeShape,
     fit_block_pages,
     fit_splits,
+    scalar_operands,
 )
 from pagemill.kernels.ragged_paged_attention.decode_state import (
     BUFFER,
@@ -100,14 +102,21 @@ def decode_attention(
         tree = jnp.zeros((1,), jnp.int32)
     else:
         tree = lax.bitcast_convert_type(tree_mask, jnp.int32).reshape(-1)
-    static = Static(shape, block, params, tree=tree_mask is not None)
+    table = fit_page_table(
+        page_indices.shape[0],
+        block_pages=shape.block_pages,
+        buffers=shape.buffers,
+        others=scalar_operands(shape.seqs, tree.shape[0]),
+        tuning=tuning,
+    )
+    static = Static(shape, block, table, params, tree=tree_mask is not None)
     split = shape.splits > 1
     out, lse = _call(static, tuning, interpret)(
         kv_lens,
         q_lens,
-        page_indices,
         num_seqs,
         tree,
+        table.operand(page_indices),
         decode_rows.to_rows(q, shape),
         decode_rows.columns(
             shape, params, k_scale, v_scale, None if split else sinks
@@ -186,9 +195,10 @@ def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
     return pl.pallas_call(
         functools.partial(_kernel, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=4 + static.table.scalar_operands,
             grid=(cores, shape.steps),
             in_specs=[
+                *static.table.in_specs,
                 block,
                 column_block,
                 pl.BlockSpec(memory_space=pl.ANY),
@@ -203,6 +213,7 @@ def _call(static: Static, tuning: Tuning, interpret: Any) -> Any:
                 pltpu.VMEM(per_head, jnp.float32),
                 pltpu.SMEM((STATE_WORDS,), jnp.int32),
                 *kv.split_scratch,
+                *static.table.scratch,
             ],
         ),
         out_shape=[

@@ -23,9 +23,12 @@ def interior_block(static: Static, r: Refs) -> None:
     """Adds a whole block that all queries see, and fetches another."""
     pages, buffer = static.shape.block_pages, r.state[BUFFER]
     fetch = decode_walk.fetch_later(static, r)
+    if static.table.streamed:  # the next window comes meanwhile
+        decode_walk.advance(static, r)
     decode_walk.wait(static, r, buffer, pages)
     _attend(static, r, buffer, pages, None, fetch)
-    decode_walk.advance(static, r)
+    if not static.table.streamed:
+        decode_walk.advance(static, r)
 
 
 def edge_block(static: Static, r: Refs, span: Span, block: Any) -> None:
@@ -197,6 +200,10 @@ def _add_values(
 def _live_rows(x: Any, count: Any) -> Any:
     """X [rows, D] with rows from `count` on 0, also where they are NaN."""
     packing = 4 // x.dtype.itemsize
+    if x.shape[0] % packing:  # a tiny block: no whole words
+        row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        wide = jnp.where(row < count, x.astype(jnp.float32), 0.0)
+        return wide.astype(x.dtype)
     words = pltpu.bitcast(x, jnp.uint32) if packing > 1 else x
     first = packing * lax.broadcasted_iota(jnp.int32, words.shape, 0)
     if packing == 1:

@@ -12,7 +12,7 @@ from pagemill.params import Tuning
 LANES = 128
 # Rows of queries that share a matmul: as many as a 16-bit register holds.
 _ROWS_PER_DOT = 16
-_BUFFERS = 3
+BUFFERS = 3  # of blocks
 # Buffers of keys and values together; well below the 16 MiB that the compiler
 # grants by default where that is least.
 _BUFFER_BYTES = 10 * 2**20
@@ -49,7 +49,7 @@ class DecodeShape:
     kv_dtype: np.dtype[np.generic]
     out_dtype: np.dtype[np.generic]
     block_pages: int
-    buffers: int = _BUFFERS
+    buffers: int = BUFFERS
     parts_per_step: int = _PARTS_PER_STEP
     cores: int = 1
     splits: int = 1
@@ -157,10 +157,15 @@ def fit_splits(
     return cores if few and long else 1
 
 
+def scalar_operands(seqs: int, tree_words: int) -> tuple[int, ...]:
+    """Entries of the kernel's scalar operands but page_indices."""
+    return seqs, seqs, 1, tree_words
+
+
 def buffer_bytes(block: KVBlock, pages: int) -> int:
     """Bytes of VMEM for blocks of so many pages, tiles padded; an estimate."""
     lanes = -(-block.head_dim // LANES) * LANES
     page = 2 * block.heads * block.page_size * lanes * block.dtype.itemsize
     # To split a block into planes takes as much as two more.
-    buffers = _BUFFERS + (0 if block.planes_as_stored else 2)
+    buffers = BUFFERS + (0 if block.planes_as_stored else 2)
     return pages * page * buffers

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from pagemill.kernels.common.kv_block import KVBlock
+from pagemill.kernels.common.page_table import PageTable
 from pagemill.kernels.ragged_paged_attention.decode_shape import DecodeShape
 from pagemill.params import AttentionParams
 
@@ -24,6 +25,7 @@ class Static:
 
     shape: DecodeShape
     block: KVBlock
+    table: PageTable
     params: AttentionParams
     tree: bool
 
@@ -34,9 +36,9 @@ class Refs:
 
     kv_lens: Any  # i32[S] SMEM
     q_lens: Any  # i32[S] SMEM
-    page_indices: Any  # i32[S * pages_per_seq] SMEM
     num_seqs: Any  # i32[1] SMEM
     tree: Any  # i32[S * queries] SMEM, without a tree mask one word
+    page_indices: Any  # i32[S * pages_per_seq] SMEM or HBM, see PageTable
     q: Any  # [parts_per_step, dots, dot_rows, D] VMEM
     columns: Any  # f32[3, dots, dot_rows, LANES]: see decode_rows.columns
     kv_pages: Any  # [N, 2, Hkv, page_size, D] HBM
@@ -51,6 +53,8 @@ class Refs:
     state: Any  # i32[STATE_WORDS] SMEM
     planes: Any  # see KVBlock
     words: Any
+    windows: Any = None  # see PageTable
+    window_arrived: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,16 @@ def seek(static: Static, r: Refs, part: Any) -> None:
     r.state[FETCH_PART] = part
     r.state[FETCH_LEFT] = jnp.where(part < parts, left, 0)
     r.state[FETCH_ENTRY] = span.seq * shape.pages_per_seq + span.first_page
+    _expect(static, r)
+
+
+def _expect(static: Static, r: Refs) -> None:
+    """The table's window of the fetching end's block on its way, if any is."""
+    if static.table.streamed:
+
+        @pl.when(r.state[FETCH_LEFT] > 0)
+        def _some() -> None:
+            static.table.start(r, r.state[FETCH_BUFFER], r.state[FETCH_ENTRY])
 
 
 def _copy(static: Static, r: Refs, buffer: Any, i: Any, page: Any) -> Any:
@@ -82,7 +92,7 @@ def fetch(static: Static, r: Refs) -> None:
 
     def start(first: Any, size: int) -> None:
         for i in range(size):
-            page = r.page_indices[entry + first + i]
+            page = static.table.page(r, buffer, entry, i, after=first)
             _copy(static, r, buffer, first + i, page).start()
 
     def many(i: Any, carry: Any) -> Any:
@@ -90,6 +100,8 @@ def fetch(static: Static, r: Refs) -> None:
         return carry
 
     count = jnp.maximum(count, 0)
+    if static.table.streamed:
+        pl.when(count > 0)(lambda: static.table.wait(r, buffer))
     groups = lax.div(count, jnp.int32(_UNROLL))
     lax.fori_loop(jnp.int32(0), groups, many, jnp.int32(0))
     done, size = groups * _UNROLL, _UNROLL // 2
@@ -105,10 +117,11 @@ def fetch_later(static: Static, r: Refs) -> Callable[[], None]:
     What it needs of the state is read at once; advance() must follow.
     """
     buffer, entry = r.state[FETCH_BUFFER], r.state[FETCH_ENTRY]
+    static.table.wait(r, buffer)
 
     def start() -> None:
         for i in range(static.shape.block_pages):
-            page = r.page_indices[entry + i]
+            page = static.table.page(r, buffer, entry, i)
             _copy(static, r, buffer, i, page).start()
 
     return start
@@ -126,3 +139,9 @@ def advance(static: Static, r: Refs) -> None:
     @pl.when((left <= 0) & (left > -shape.block_pages))
     def _next() -> None:
         seek(static, r, r.state[FETCH_PART] + shape.cores)
+
+    if static.table.streamed:
+
+        @pl.when(left > 0)
+        def _expected() -> None:
+            static.table.start(r, r.state[FETCH_BUFFER], r.state[FETCH_ENTRY])

@@ -9,15 +9,11 @@ from typing import Any
 import jax
 from pagemill.errors import Problem
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
+from pagemill.kernels.common.page_table import PageTable, fit_page_table
+from pagemill.kernels.common.scalar_memory import SMEM_LIMIT
 from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
 from pagemill.kv_cache import KVLayout
-from pagemill.params import SMEM_BYTES, SMEM_RESERVE, AttentionParams, Tuning
-
-# Scalar operands lie in scalar memory whole, on every generation; the compiler
-# keeps a few KiB to itself.
-SMEM_LIMIT = min(SMEM_BYTES.values()) - SMEM_RESERVE
-# Each scalar operand is rounded up.
-_SMEM_GRANULE = 2**10
+from pagemill.params import AttentionParams, Tuning
 
 
 def tpu_limits(
@@ -25,8 +21,9 @@ def tpu_limits(
 ) -> Iterator[Problem]:
     """Limits that a call goes past.
 
-    Any page_size, head_dim and number of heads will do. The page table and the
-    other metadata lie in scalar memory as a whole.
+    Any page_size, head_dim and number of heads will do, and a page table of any
+    size: one too large for scalar memory stays in HBM. The other metadata lie
+    in scalar memory as a whole. A block has two keys at least.
 
     Args:
       call: letters, operands and options of the op's spec.
@@ -41,42 +38,83 @@ def tpu_limits(
     head_dim = max(call["D"], call.get("v_head_dim") or 0)
     head_dim = call["kv_pages"].shape[-1] if planes else head_dim
     block = kv_block(call["kv_pages"], params, head_dim=head_dim)
+    yield from _single_keys(call, block, tuning)
     yield from _scalar_memory(call, block, tuning)
     yield from _vector_memory(call, block, tuning)
 
 
-def smem_bytes(
-    max_num_tokens: int, max_num_seqs: int, pages_per_seq: int, queries: int
-) -> int:
-    """Bytes of a kernel's scalar operands; tiles of that many queries."""
-    tiles = -(-max_num_tokens // queries)
-    table = max_num_seqs * pages_per_seq
-    return sum(
-        -(-4 * entries // _SMEM_GRANULE) * _SMEM_GRANULE
-        for entries in (tiles, tiles, max_num_seqs, table, max_num_seqs + 1, 1)
+def _single_keys(
+    call: Mapping[str, Any], block: KVBlock, tuning: Tuning
+) -> Iterator[Problem]:
+    pages = decode_shape.fit_block_pages(block, call["P"], tuning)
+    if pages * block.page_size > 1:
+        return
+    # The compiler refuses bfloat16 products with a single key.
+    yield Problem(
+        "page_indices" if call["P"] == 1 else "num_kv_pages_per_block",
+        f"page_size=1, page_indices.shape=({call['S']}, {call['P']}) and "
+        f"num_kv_pages_per_block={tuning.num_kv_pages_per_block} make blocks "
+        "of one key; the least is 2.",
+        "Bring rows of at least 2 pages and let a block hold 2.",
     )
 
 
 def _scalar_memory(
     call: Mapping[str, Any], block: KVBlock, tuning: Tuning
 ) -> Iterator[Problem]:
-    shape = _prefill(call, block, tuning)
-    seqs, slots = call["S"], call["P"]
-
-    def need(slots: int) -> int:
-        return smem_bytes(call["T"], seqs, slots, shape.queries)
-
-    if need(slots) <= SMEM_LIMIT:
+    need = max(
+        table.smem_bytes
+        for table in (
+            _decode_table(call, block, tuning),
+            _prefill_table(call, block, tuning),
+        )
+    )
+    if need <= SMEM_LIMIT:
         return
-    page_size, fitting = block.page_size, slots
-    while need(fitting) > SMEM_LIMIT and fitting > 1:
-        page_size, fitting = 2 * page_size, -(-fitting // 2)
+    tokens, seqs, slots = call["T"], call["S"], call["P"]
+    needs = f"need {need} bytes of scalar memory; the limit is {SMEM_LIMIT}."
+    if tuning.stream_page_table is False:
+        yield Problem(
+            "page_indices",
+            f"page_indices.shape=({seqs}, {slots}) and the other metadata "
+            f"{needs}",
+            "Leave stream_page_table at None: so large a table then stays in "
+            "HBM.",
+        )
+        return
     yield Problem(
-        "page_indices",
-        f"page_indices.shape=({seqs}, {slots}) and the other metadata need "
-        f"{need(slots)} bytes of scalar memory; the limit is {SMEM_LIMIT}.",
-        f"Use pages of at least {page_size} tokens, so that rows are shorter, "
-        "or fewer sequences.",
+        "kv_lens",
+        f"The metadata of kv_lens.shape=({seqs},) and {tokens} query tokens "
+        f"{needs}",
+        "Bring fewer sequences or tokens per call.",
+    )
+
+
+def _decode_table(
+    call: Mapping[str, Any], block: KVBlock, tuning: Tuning
+) -> PageTable:
+    words = 1
+    if call.get("tree_mask") is not None:
+        words = call["S"] * (tuning.num_decode_queries or 1)
+    return fit_page_table(
+        call["S"] * call["P"],
+        block_pages=decode_shape.fit_block_pages(block, call["P"], tuning),
+        buffers=decode_shape.BUFFERS,
+        others=decode_shape.scalar_operands(call["S"], words),
+        tuning=tuning,
+    )
+
+
+def _prefill_table(
+    call: Mapping[str, Any], block: KVBlock, tuning: Tuning
+) -> PageTable:
+    shape = _prefill(call, block, tuning)
+    return fit_page_table(
+        call["S"] * call["P"],
+        block_pages=shape.block_pages,
+        buffers=prefill_shape.BUFFERS,
+        others=prefill_shape.scalar_operands(shape.tiles, call["S"]),
+        tuning=tuning,
     )
 
 

@@ -27,14 +27,17 @@ from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import masking
 from pagemill.kernels.common.exp2_softmax import LOG2_E
 from pagemill.kernels.common.kv_block import kv_block
+from pagemill.kernels.common.page_table import fit_page_table
 from pagemill.kernels.ragged_paged_attention import (
     prefill_columns,
     prefill_rows,
     prefill_walk,
 )
 from pagemill.kernels.ragged_paged_attention.prefill_shape import (
+    BUFFERS,
     PrefillShape,
     fit,
+    scalar_operands,
 )
 from pagemill.kernels.ragged_paged_attention.prefill_state import (
     Edge,
@@ -92,9 +95,17 @@ def prefill_attention(
     block = kv_block(kv_pages, params, head_dim=q.shape[2])
     shape = fit(q, block, pages_per_seq, tuning, columns=columns)
     block = dataclasses.replace(block, pages=shape.block_pages)
+    table = fit_page_table(
+        page_indices.shape[0],
+        block_pages=shape.block_pages,
+        buffers=BUFFERS,
+        others=scalar_operands(shape.tiles, kv_lens.shape[0]),
+        tuning=tuning,
+    )
     static = Static(
         shape,
         block,
+        table,
         params,
         min_q_len,
         sinks=sinks is not None,
@@ -105,9 +116,9 @@ def prefill_attention(
     out, lse = _call(static, interpret)(
         *_sequences_of_tiles(cu_q_lens, num_seqs, shape),
         kv_lens,
-        page_indices,
         cu_q_lens,
         num_seqs,
+        table.operand(page_indices),
         _to_tiles(q, shape),
         _scales(k_scale, v_scale, shape),
         _sinks(sinks, shape),
@@ -197,9 +208,10 @@ def _call(static: Static, interpret: Any) -> Any:
     return pl.pallas_call(
         functools.partial(_kernel, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=6,
+            num_scalar_prefetch=5 + static.table.scalar_operands,
             grid=(shape.cores, shape.steps),
             in_specs=[
+                *static.table.in_specs,
                 block,
                 pl.BlockSpec(memory_space=pltpu.SMEM),
                 pl.BlockSpec(sinks, lambda *_: (0, 0, 0)),
@@ -244,14 +256,15 @@ def _scratch(static: Static) -> list[Any]:
     if shape.columns:
         acc = (shape.head_dim + 8, rows)
     return [
-        static.block.buffers(2),
-        pltpu.SemaphoreType.DMA((2,)),
+        static.block.buffers(BUFFERS),
+        pltpu.SemaphoreType.DMA((BUFFERS,)),
         state,
         unused if shape.columns else state,
         pltpu.VMEM((heads, *acc), jnp.float32),
         state if shape.columns else unused,
         pltpu.SMEM((prefill_walk.WORDS,), jnp.int32),
         *static.block.split_scratch,
+        *static.table.scratch,
     ]
 
 

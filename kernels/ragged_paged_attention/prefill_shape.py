@@ -12,6 +12,7 @@ from pagemill.kernels.common.kv_block import KVBlock
 from pagemill.params import Tuning
 
 LANES = 128
+BUFFERS = 2  # of blocks
 _ROWS_PER_TILE = 512  # of queries that share a KV head
 _MIN_QUERIES, _MAX_QUERIES = 16, 256
 _KEYS_PER_BLOCK = 512
@@ -41,6 +42,11 @@ class PrefillShape:
     def keys(self) -> int:
         """Keys of a block."""
         return self.block_pages * self.page_size
+
+    @property
+    def keys_fill_registers(self) -> bool:
+        """Whether scores by columns are whole registers."""
+        return self.keys % (32 // self.dtype.itemsize) == 0
 
     @property
     def group(self) -> int:
@@ -104,8 +110,13 @@ def fit(
     )
     if tuning.num_kv_pages_per_block is not None:
         pages = tuning.num_kv_pages_per_block
-        return dataclasses.replace(shape, block_pages=pages)
-    return _largest(shape, may_cut=tuning.num_queries_per_block is None)
+        shape = dataclasses.replace(shape, block_pages=pages)
+    else:
+        may_cut = tuning.num_queries_per_block is None
+        shape = _largest(shape, may_cut=may_cut)
+    return dataclasses.replace(
+        shape, columns=shape.columns and shape.keys_fill_registers
+    )
 
 
 def _largest(shape: PrefillShape, *, may_cut: bool) -> PrefillShape:
@@ -145,6 +156,11 @@ def _whole_lanes(queries: int, group: int) -> int:
     while queries * group % LANES:
         queries *= 2
     return queries
+
+
+def scalar_operands(tiles: int, seqs: int) -> tuple[int, ...]:
+    """Entries of the kernel's scalar operands but page_indices."""
+    return tiles, tiles, seqs, seqs + 1, 1
 
 
 def vmem_bytes(shape: PrefillShape) -> int:

@@ -10,6 +10,7 @@ from jax import lax
 from pagemill.kernels.common import masking
 from pagemill.kernels.common.exp2_softmax import LOG2_E
 from pagemill.kernels.common.kv_block import KVBlock
+from pagemill.kernels.common.page_table import PageTable
 from pagemill.kernels.ragged_paged_attention.prefill_shape import PrefillShape
 from pagemill.params import AttentionParams
 
@@ -20,6 +21,7 @@ class Static:
 
     shape: PrefillShape
     block: KVBlock
+    table: PageTable
     params: AttentionParams
     min_q_len: int
     sinks: bool
@@ -36,12 +38,12 @@ class Refs:
     [Hkv, rows, LANES] by rows, repeated along the 8 or the LANES.
     """
 
-    first_seqs: Any  # i32[tiles] SMEM, as all until q
+    first_seqs: Any  # i32[tiles] SMEM, as all until num_seqs
     end_seqs: Any
     kv_lens: Any
-    page_indices: Any
     cu_q_lens: Any
     num_seqs: Any
+    page_indices: Any  # in SMEM or HBM, see PageTable
     q: Any  # [Hkv, rows, D] VMEM
     scales: Any  # f32[2, Hkv] SMEM: of K and of V
     sinks: Any  # f32[Hkv, 1, rows], times log2 e
@@ -59,6 +61,8 @@ class Refs:
     walk: Any  # i32[...] SMEM, see prefill_walk
     planes: Any  # see KVBlock
     words: Any
+    windows: Any = None  # see PageTable
+    window_arrived: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

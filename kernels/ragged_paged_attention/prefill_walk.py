@@ -106,6 +106,11 @@ def start(static: Static, r: Refs, tile: Any) -> None:
 
 def restart(static: Static, r: Refs, tile: Any) -> None:
     """Back to a tile's first block, wherever the fetching walker is."""
+    if static.table.streamed:
+
+        @pl.when(r.walk[_TILE] < static.shape.tiles)
+        def _expected() -> None:
+            static.table.wait(r, r.walk[_FETCHED] & 1)
 
     @pl.when(r.walk[_FETCHED] > r.walk[_COMPUTED])
     def _drop() -> None:
@@ -143,6 +148,20 @@ def _seek(static: Static, r: Refs, tile: Any, seq: Any) -> None:
     )
     r.walk[_TILE], r.walk[_SEQ] = tile, seq
     r.walk[_BLOCK], r.walk[_END] = block, end
+    if static.table.streamed:
+        pl.when(tile < tiles)(lambda: _expect(static, r))
+
+
+def _entry(static: Static, r: Refs) -> Any:
+    """Of page_indices: the first of the fetching walker's block."""
+    shape = static.shape
+    block = r.walk[_BLOCK] * shape.block_pages
+    return r.walk[_SEQ] * shape.pages_per_seq + block
+
+
+def _expect(static: Static, r: Refs) -> None:
+    """The table's window of the fetching walker's block on its way."""
+    static.table.start(r, r.walk[_FETCHED] & 1, _entry(static, r))
 
 
 def _copy(static: Static, r: Refs, half: Any, i: Any, page: Any) -> Any:
@@ -164,9 +183,10 @@ def fetch(static: Static, r: Refs) -> None:
         r.walk[_FETCHED] = r.walk[_FETCHED] + 1
         r.walk[_BLOCK] = block + 1
 
-        @pl.when(block + 1 >= r.walk[_END])
-        def _over() -> None:
-            _next(static, r)
+        over = block + 1 >= r.walk[_END]
+        if static.table.streamed:
+            pl.when(jnp.logical_not(over))(lambda: _expect(static, r))
+        pl.when(over)(lambda: _next(static, r))
 
 
 def _next(static: Static, r: Refs) -> None:
@@ -190,10 +210,12 @@ def _start_copies(
     high = _ceil_div(seen.end, shape.page_size) - first_slot
     low = jnp.clip(low, 0, shape.block_pages)
     high = jnp.clip(high, 0, shape.block_pages)
-    entry = seq * shape.pages_per_seq + first_slot
+    entry = _entry(static, r)
+    static.table.wait(r, half)
 
     def body(i: Any, carry: Any) -> Any:
-        _copy(static, r, half, i, r.page_indices[entry + i]).start()
+        page = static.table.page(r, half, entry, i)
+        _copy(static, r, half, i, page).start()
         return carry
 
     lax.fori_loop(low, high, body, jnp.int32(0))
@@ -207,16 +229,20 @@ def fetch_following(static: Static, r: Refs, seen: Span) -> None:
     whole: past the last page that the tile's queries see comes that page again.
     """
     shape = static.shape
-    seq, block = r.walk[_SEQ], r.walk[_BLOCK]
-    half = r.walk[_FETCHED] & 1
+    block, half = r.walk[_BLOCK], r.walk[_FETCHED] & 1
     last_slot = _ceil_div(seen.end, shape.page_size) - 1
-    row = seq * shape.pages_per_seq
+    last = last_slot - block * shape.block_pages
+    entry = _entry(static, r)
+    static.table.wait(r, half)
     for i in range(shape.block_pages):
-        slot = jnp.minimum(block * shape.block_pages + i, last_slot)
-        _copy(static, r, half, i, r.page_indices[row + slot]).start()
+        page = static.table.page(r, half, entry, jnp.minimum(i, last))
+        _copy(static, r, half, i, page).start()
     r.walk[_PAGES + half] = jnp.int32(shape.block_pages)
     r.walk[_FETCHED] = r.walk[_FETCHED] + 1
     r.walk[_BLOCK] = block + 1
+    if static.table.streamed:
+        more = block + 1 < r.walk[_END]
+        pl.when(more)(lambda: _expect(static, r))
 
 
 def fetch_next_sequence(static: Static, r: Refs) -> None:

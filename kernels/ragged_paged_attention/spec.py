@@ -243,6 +243,7 @@ _BLOCKS = (
             "vmem_limit_bytes",
         )
     ),
+    Attribute("stream_page_table", "bool"),
 )
 
 # Far enough from float32's ends that products with logits stay inside.

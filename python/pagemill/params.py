@@ -46,6 +46,8 @@ class Tuning:
         attended side by side and merged; more than one where few long
         sequences would leave cores idle.
       vmem_limit_bytes: VMEM the compiler may use.
+      stream_page_table: whether page_indices stays in HBM and comes by small
+        copies, not whole as a scalar operand.
     """
 
     num_kv_pages_per_block: int | None = None
@@ -53,6 +55,7 @@ class Tuning:
     num_decode_queries: int | None = None
     num_kv_splits: int | None = None
     vmem_limit_bytes: int | None = None
+    stream_page_table: bool | None = None
 
 
 # Scalar memory of a TensorCore by TPU generation, in bytes. A kernel's scalar

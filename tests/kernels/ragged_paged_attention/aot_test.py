@@ -104,6 +104,53 @@ def test_every_generation(generation: str, dtype: str) -> None:
     assert not moves_of_cache(compiled)
 
 
+@pytest.mark.parametrize("layout", [KVLayout.PLANES, KVLayout.INTERLEAVED])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("bfloat16", None), ("float32", None), ("bfloat16", "int8")],
+)
+@pytest.mark.parametrize(("page_size", "pages"), [(1, 2), (3, 1), (20, 1)])
+@pytest.mark.parametrize("generation", ["v5e:2x2", "v6e:2x2"])
+def test_tiny_page_tables(
+    generation: str,
+    page_size: int,
+    pages: int,
+    dtype: str,
+    kv_dtype: str | None,
+    layout: KVLayout,
+) -> None:
+    """Blocks whose keys fill no register, nor words of one."""
+    compile_for(
+        generation,
+        dtype,
+        kv_dtype=kv_dtype,
+        layout=layout,
+        page_size=page_size,
+        pages_per_seq=pages,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seqs", "pages"),
+    # A context of 1M tokens for each of four; and thousands of sequences.
+    [(4, 65536), (4096, 512), (1, 2**20)],
+    ids=str,
+)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_page_tables_beyond_scalar_memory(
+    generation: str, seqs: int, pages: int
+) -> None:
+    """C41."""
+    compiled = compile_for(
+        generation,
+        "bfloat16",
+        heads=(32, 8),
+        max_num_seqs=seqs,
+        pages_per_seq=pages,
+    )
+    assert not moves_of_cache(compiled)
+
+
 @pytest.mark.parametrize("seqs", [1, 3])
 @pytest.mark.parametrize("generation", ["v5p:2x2x1", "v6e:2x2"])
 def test_few_long_sequences(generation: str, seqs: int) -> None:

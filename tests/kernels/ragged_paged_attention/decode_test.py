@@ -160,6 +160,7 @@ def run(
     *,
     pages: int | None = 2,
     splits: int | None = None,
+    streamed: bool | None = None,
     **options: Any,
 ) -> Any:
     arrays = {
@@ -171,7 +172,11 @@ def run(
         arrays["tree_mask"] = jnp.asarray(options.pop("tree_mask"))
     kernel = _compiled(
         AttentionParams(kv_layout=KVLayout.PLANES, **options),
-        Tuning(num_kv_pages_per_block=pages, num_kv_splits=splits),
+        Tuning(
+            num_kv_pages_per_block=pages,
+            num_kv_splits=splits,
+            stream_page_table=streamed,
+        ),
     )
     out, lse = kernel(*c.operands, **arrays)
     out.block_until_ready()
@@ -236,6 +241,27 @@ def test_one_query(options: dict[str, Any], dtype: str) -> None:
 )
 def test_few_queries(options: dict[str, Any], dtype: str) -> None:
     check(case(SPECULATIVE, queries=4, dtype=dtype), **options)
+
+
+@pytest.mark.parametrize(
+    ("pages", "options"),
+    [(7, {}), (130, {}), (7, {"splits": 3}), (7, {"sliding_window": 133})],
+    ids=str,
+)
+def test_streamed_page_table(pages: int, options: dict[str, Any]) -> None:
+    """To the bit what it is with the table in scalar memory.
+
+    Rows of more than 128 entries: windows begin anywhere, and a block of 130
+    pages needs three rows of the table.
+    """
+    rows = ((1, 1), (1, 300), (0, 9), (1, 131), (1, 28))
+    c = case(rows, page_size=2)
+    out, lse = run(c, pages=pages, streamed=True, sm_scale=0.1, **options)
+    expected, expected_lse = run(
+        c, pages=pages, streamed=False, sm_scale=0.1, **options
+    )
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
 
 
 @pytest.mark.parametrize("queries", [1, 3])

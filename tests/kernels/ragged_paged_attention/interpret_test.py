@@ -86,6 +86,29 @@ class TestInterpret(Interpreted, suite.Suite):
         self.tuning = Tuning(num_kv_pages_per_block=1)
         suite.check_window_cuts_the_work(self)
 
+    @pytest.mark.parametrize("page_size", [1, 3, 20])
+    @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+    def test_tiny_page_tables(self, kv_dtype: str, page_size: int) -> None:
+        """Blocks whose keys fill no register, nor words of one."""
+        rows = ((1, page_size), (2, 2), (1, 1))
+        if page_size == 1:
+            rows = ((1, 1), (1, 1))
+        batch = random_batch(
+            rows,
+            page_size=page_size,
+            dtype=jnp.bfloat16,
+            kv_dtype=jnp.dtype(kv_dtype),
+        )
+        self.check(batch)
+
+    @pytest.mark.parametrize("layout", list(KVLayout))
+    def test_streamed_page_table(self, layout: KVLayout) -> None:
+        self.layout = layout
+        self.tuning = Tuning(num_kv_pages_per_block=3, stream_page_table=True)
+        batch = random_batch(suite.MIXED, page_size=8, dtype=jnp.bfloat16)
+        self.check(batch)
+        self.check(batch, sliding_window=9, soft_cap=2.0)
+
     @pytest.mark.parametrize("row", [(5, 37), (1, 45)], ids=str)
     @pytest.mark.parametrize("layout", [KVLayout.INTERLEAVED, KVLayout.PACKED])
     def test_neighbours_do_not_matter_in_other_layouts(

@@ -185,6 +185,7 @@ def run(
     pages: int | None = 2,
     queries: int = 32,
     min_q_len: int = 0,
+    streamed: bool | None = None,
     **options: Any,
 ) -> Any:
     options.setdefault("sm_scale", c.q.shape[-1] ** -0.5)
@@ -193,7 +194,11 @@ def run(
         for name in ("k_scale", "v_scale", "sinks")
         if name in options
     }
-    tuning = Tuning(num_kv_pages_per_block=pages, num_queries_per_block=queries)
+    tuning = Tuning(
+        num_kv_pages_per_block=pages,
+        num_queries_per_block=queries,
+        stream_page_table=streamed,
+    )
     kernel = _compiled(
         AttentionParams(kv_layout=KVLayout.PLANES, **options),
         tuning,
@@ -253,6 +258,25 @@ def columns(request: pytest.FixtureRequest) -> bool:
 )
 def test_mixed_rows(options: dict[str, Any], dtype: str, columns: bool) -> None:
     check(case(ROWS, dtype=dtype), columns=columns, **options)
+
+
+@pytest.mark.parametrize("pages", [8, 132])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 140}], ids=str)
+def test_streamed_page_table(
+    pages: int, options: dict[str, Any], columns: bool
+) -> None:
+    """To the bit what it is with the table in scalar memory.
+
+    Keys far apart in size make tiles start again by columns; the fetching end
+    is then ahead, with a window on its way.
+    """
+    c = case(((40, 300), (0, 5), (3, 64), (17, 195), (1, 1)), page_size=2)
+    c.kv_pages[:, 0] *= 40
+    arguments = {"columns": columns, "pages": pages, "sm_scale": 1.0}
+    out, lse = run(c, streamed=True, **arguments, **options)
+    expected, expected_lse = run(c, streamed=False, **arguments, **options)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
 
 
 def test_sinks(columns: bool) -> None:

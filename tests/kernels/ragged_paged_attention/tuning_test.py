@@ -121,13 +121,28 @@ def test_a_small_budget_makes_small_blocks() -> None:
     assert prefill_shape.vmem_bytes(small) <= 6 * 2**20
 
 
+def test_blocks_of_a_single_key() -> None:
+    (problem,) = limits(slots=1, page_size=1)
+    assert problem.argument == "page_indices"
+    assert "at least 2 pages" in problem.remedy
+    (problem,) = limits(slots=9, page_size=1, num_kv_pages_per_block=1)
+    assert problem.argument == "num_kv_pages_per_block"
+    assert not limits(slots=2, page_size=1)
+
+
 def test_page_table_in_scalar_memory() -> None:
-    """C41."""
-    (problem,) = limits(seqs=256, slots=2048)
+    """C41: in HBM if it is too large; the rest has to fit."""
+    assert not limits(seqs=256, slots=2048)
+    assert not limits(seqs=4096, slots=4096)
+    (problem,) = limits(seqs=256, slots=2048, stream_page_table=False)
     assert problem.argument == "page_indices"
     assert "bytes of scalar memory" in problem.message
-    assert "at least 64 tokens" in problem.remedy
-    assert not limits(seqs=256, slots=512, page_size=64)
+    assert "stream_page_table" in problem.remedy
+    assert not limits(seqs=256, slots=512, stream_page_table=False)
+    (problem,) = limits(seqs=200_000, slots=2)
+    assert problem.argument == "kv_lens"
+    assert "kv_lens.shape=(200000,)" in problem.message
+    assert "fewer sequences" in problem.remedy
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
