@@ -129,8 +129,10 @@ def _largest(shape: PrefillShape, *, may_cut: bool) -> PrefillShape:
         if vmem_bytes(dataclasses.replace(shape, block_pages=pages)) <= budget:
             break
         fewer = _whole_lanes(shape.queries // 2, shape.group)
-        if fewer == shape.queries:
-            break
+        if fewer >= shape.queries:  # by rows, lanes may stay empty
+            if shape.columns:
+                break
+            fewer = shape.queries // 2
         shape = dataclasses.replace(shape, queries=fewer)
     while (
         shape.keys * 2 <= _KEYS_PER_BLOCK
