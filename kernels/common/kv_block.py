@@ -178,14 +178,27 @@ def kv_block(
     planes = layout is KVLayout.PLANES
     stored = 0 if planes else int(np.prod(shape[2:-1]))
     heads = shape[2] if planes else stored // 2
-    packing = 4 // jnp.dtype(kv_pages.dtype).itemsize
+    page_size = page_size_of(kv_pages, layout)
     return KVBlock(
         layout=layout,
         pages=pages,
-        page_size=page_size_of(kv_pages, layout),
+        page_size=page_size,
         heads=params.num_kv_heads or heads,
         head_dim=head_dim,
         dtype=jnp.dtype(kv_pages.dtype),
-        rows=-(-stored // packing) * packing,
+        rows=_rows(stored, page_size, shape[-1], kv_pages.dtype.itemsize),
         lanes=shape[-1],
     )
+
+
+def _rows(stored: int, page_size: int, lanes: int, itemsize: int) -> int:
+    """A token's rows, padded to whole words."""
+    packing = 4 // itemsize
+    rows = -(-stored // packing) * packing
+    if lanes <= _LANES:
+        return rows
+    # Of rows of several registers, copies begin at whole tiles.
+    tile = 32 if packing == 4 else 8
+    while page_size * rows % tile and tile % max(page_size * rows, 1):
+        rows += packing
+    return rows

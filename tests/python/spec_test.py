@@ -257,9 +257,11 @@ def test_c41_page_table_beyond_scalar_memory() -> None:
         kv_lens=array((256,), np.int32),
         cu_q_lens=array((257,), np.int32),
     )
-    spec.check(RAGGED_PAGED_ATTENTION, wide, platform="cpu")
+    whole = {"stream_page_table": False}
+    spec.check(RAGGED_PAGED_ATTENTION, wide, platform="tpu")
+    spec.check(RAGGED_PAGED_ATTENTION, wide, whole, platform="cpu")
     with pytest.raises(SpecError, match=r"\(256, 2048\).* bytes of scalar"):
-        spec.check(RAGGED_PAGED_ATTENTION, wide, platform="tpu")
+        spec.check(RAGGED_PAGED_ATTENTION, wide, whole, platform="tpu")
 
 
 def test_error_survives_pickling() -> None:

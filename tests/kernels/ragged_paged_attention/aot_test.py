@@ -104,6 +104,39 @@ def test_every_generation(generation: str, dtype: str) -> None:
     assert not moves_of_cache(compiled)
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "heads", "page_size"),
+    [("int8", 5, 1), ("int8", 5, 4), ("bfloat16", 3, 1), ("float32", 3, 1)],
+)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_odd_heads_of_several_registers(
+    generation: str, kv_dtype: str, heads: int, page_size: int
+) -> None:
+    """Interleaved pages that would begin inside a tile."""
+    compile_for(
+        generation,
+        "float32" if kv_dtype == "float32" else "bfloat16",
+        kv_dtype=kv_dtype,
+        layout=KVLayout.INTERLEAVED,
+        heads=(heads, heads),
+        head_dim=256,
+        page_size=page_size,
+    )
+
+
+def test_large_groups_in_little_memory() -> None:
+    """Tiles whose rows cannot fill lanes, where VMEM is small."""
+    compile_for(
+        "v4:2x2x1",
+        "bfloat16",
+        kv_dtype="float8_e5m2",
+        layout=KVLayout.PACKED,
+        heads=(28, 4),
+        head_dim=256,
+        page_size=4,
+    )
+
+
 @pytest.mark.parametrize("layout", [KVLayout.PLANES, KVLayout.INTERLEAVED])
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),

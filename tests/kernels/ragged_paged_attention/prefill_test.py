@@ -313,6 +313,20 @@ def test_head_counts(heads: tuple[int, int], columns: bool) -> None:
     check(case(((40, 100), (3, 33)), heads=heads), columns=columns)
 
 
+def test_tiles_that_fill_no_lanes() -> None:
+    """Little VMEM, by rows: 16 queries of 7 heads are no multiple of 128."""
+    c = case(((40, 100), (3, 33)), heads=(7, 1))
+    tuning = Tuning(vmem_limit_bytes=2**20)
+    params = AttentionParams(kv_layout=KVLayout.PLANES, sm_scale=0.1)
+    out, lse = _compiled(params, tuning, columns=False, min_q_len=0)(
+        *c.operands
+    )
+    expected, expected_lse = oracle(c, sm_scale=0.1)
+    tolerance = TOLERANCES["float32"]
+    np.testing.assert_allclose(out, expected, atol=tolerance)
+    np.testing.assert_allclose(lse, expected_lse, atol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
 def test_head_dims(head_dim: int, dtype: str, columns: bool) -> None:
