@@ -20,6 +20,7 @@ from pagemill.kernels.common.scalar_memory import SMEM_LIMIT, smem_bytes
 from pagemill.params import Tuning
 
 _LANES = 128
+_LANE_BITS = 7  # of a lane's number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ class PageTable:
         if not self.streamed:
             return r.page_indices[entry + after + i]
         place = (entry & (_LANES - 1)) + after + i
-        row = lax.shift_right_logical(place, jnp.int32(7))
+        row = lax.shift_right_logical(place, jnp.int32(_LANE_BITS))
         return r.windows[buffer, row, place & (_LANES - 1)]
 
 

@@ -22,8 +22,10 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common.chip import chip
+from pagemill.kernels.common.kv_block import kv_block
 from pagemill.kernels.ragged_paged_attention import prefill_shape
 from pagemill.kernels.ragged_paged_attention.prefill import prefill_attention
+from pagemill.kernels.ragged_paged_attention.prefill_shape import fit
 from pagemill.kv_cache import KVLayout
 from pagemill.params import AttentionParams, Tuning
 
@@ -318,6 +320,9 @@ def test_tiles_that_fill_no_lanes() -> None:
     c = case(((40, 100), (3, 33)), heads=(7, 1))
     tuning = Tuning(vmem_limit_bytes=2**20)
     params = AttentionParams(kv_layout=KVLayout.PLANES, sm_scale=0.1)
+    block = kv_block(c.kv_pages, params, head_dim=128)
+    width = c.page_indices.shape[1]
+    assert fit(c.q, block, width, tuning, columns=False).rows % 128
     out, lse = _compiled(params, tuning, columns=False, min_q_len=0)(
         *c.operands
     )
