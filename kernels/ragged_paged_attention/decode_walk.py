@@ -45,16 +45,13 @@ def seek(static: Static, r: Refs, part: Any) -> None:
     r.state[FETCH_PART] = part
     r.state[FETCH_LEFT] = jnp.where(part < parts, left, 0)
     r.state[FETCH_ENTRY] = span.seq * shape.pages_per_seq + span.first_page
-    _expect(static, r)
+    if static.table.streamed:
+        pl.when(r.state[FETCH_LEFT] > 0)(lambda: _expect(static, r))
 
 
 def _expect(static: Static, r: Refs) -> None:
-    """The table's window of the fetching end's block on its way, if any is."""
-    if static.table.streamed:
-
-        @pl.when(r.state[FETCH_LEFT] > 0)
-        def _some() -> None:
-            static.table.start(r, r.state[FETCH_BUFFER], r.state[FETCH_ENTRY])
+    """The table's window of the fetching end's block on its way."""
+    static.table.start(r, r.state[FETCH_BUFFER], r.state[FETCH_ENTRY])
 
 
 def _copy(static: Static, r: Refs, buffer: Any, i: Any, page: Any) -> Any:
@@ -141,7 +138,4 @@ def advance(static: Static, r: Refs) -> None:
         seek(static, r, r.state[FETCH_PART] + shape.cores)
 
     if static.table.streamed:
-
-        @pl.when(left > 0)
-        def _expected() -> None:
-            static.table.start(r, r.state[FETCH_BUFFER], r.state[FETCH_ENTRY])
+        pl.when(left > 0)(lambda: _expect(static, r))
