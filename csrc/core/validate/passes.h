@@ -1,5 +1,5 @@
 // The two passes behind Validate, apart so that tests can hold one against the
-// other, for each instruction set:
+// other, for each of TableScanners():
 // Accepts(batch, ...) == Locate(batch, ...).empty() for every batch.
 #ifndef PAGEMILL_CSRC_CORE_VALIDATE_PASSES_H_
 #define PAGEMILL_CSRC_CORE_VALIDATE_PASSES_H_
@@ -7,16 +7,17 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/isa.h"
 #include "csrc/core/validate.h"
+#include "csrc/core/validate/table_scan.h"
 
 namespace pagemill::internal {
 
 // O(live page slots), without branches on page ids.
-bool Accepts(const BatchView& batch, Level level, Isa isa);
+bool Accepts(const BatchView& batch, Level level, const TableScanner& scanner);
 
 // Every offender, in order: the same and a second look at bad rows only.
-std::vector<Violation> Locate(const BatchView& batch, Level level, Isa isa);
+std::vector<Violation> Locate(const BatchView& batch, Level level,
+                              const TableScanner& scanner);
 
 }  // namespace pagemill::internal
 

@@ -1,4 +1,5 @@
-// Both passes, on each instruction set, against the rules written out plainly.
+// Both passes, with each scan of the table, against the rules written out
+// plainly.
 #include "csrc/core/validate/passes.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <ostream>
 #include <random>
 #include <set>
@@ -16,8 +18,9 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/isa.h"
 #include "csrc/core/validate.h"
+#include "csrc/core/validate/scanners.h"
+#include "csrc/core/validate/table_scan.h"
 #include "csrc/core/validate/test_batch.h"
 
 namespace pagemill {
@@ -348,17 +351,18 @@ std::multiset<Fault> Faults(const std::vector<Violation>& violations) {
   return faults;
 }
 
-class PassesTest : public testing::TestWithParam<Isa> {
+class PassesTest
+    : public testing::TestWithParam<const internal::TableScanner*> {
  protected:
   // Returns what is wrong with the batch.
   std::multiset<Fault> Compare(const Batch& batch, Level level) {
     const BatchView view = batch.View();
     const std::multiset<Fault> expected = Oracle(view, level).faults();
     for (int call = 0; call < 2; ++call) {  // the first leaves nothing behind
-      EXPECT_EQ(internal::Accepts(view, level, GetParam()), expected.empty());
+      EXPECT_EQ(internal::Accepts(view, level, *GetParam()), expected.empty());
     }
     const std::vector<Violation> found =
-        internal::Locate(view, level, GetParam());
+        internal::Locate(view, level, *GetParam());
     EXPECT_EQ(Faults(found), expected);
     EXPECT_TRUE(std::is_sorted(
         found.begin(), found.end(), [](const auto& x, const auto& y) {
@@ -397,22 +401,82 @@ TEST_P(PassesTest, DamagedBatches) {
   }
 }
 
-// A wide row: a whole block of candidates passes the filter.
+// Rows of which everything passes the filters, in groups and alone.
 TEST_P(PassesTest, ManyPagesThatTheFilterConfuses) {
   Batch b;
   b.page_size = 1;
-  b.pages_per_seq = 1000;
-  b.total_num_pages = int64_t{1} << 29;
-  b.num_seqs = 2;
-  b.kv_lens = {1000, 1};
-  b.cu_q_lens = {0, 1, 2};
-  b.max_num_tokens = 2;
-  for (int32_t i = 0; i < 2000; ++i) b.page_indices.push_back(i << 17);
+  b.pages_per_seq = 3000;
+  b.total_num_pages = kMax;
+  b.kv_lens = {1000, 1, 1048, 2047, 3000};
+  b.num_seqs = std::ssize(b.kv_lens);
+  b.max_num_tokens = b.num_seqs;
+  b.cu_q_lens.resize(b.num_seqs + 1);
+  std::iota(b.cu_q_lens.begin(), b.cu_q_lens.end(), 0);
+  for (int32_t i = 0; i < b.num_seqs * b.pages_per_seq; ++i) {
+    b.page_indices.push_back(i << 17);
+  }
   EXPECT_TRUE(Compare(b, Level::kFull).empty());
-  b.page(1, 0) = 500 << 17;
+  for (const int64_t slot : {0, 500, 2046}) {
+    Batch bad = b;
+    bad.page(1, 0) = b.page(3, slot);
+    EXPECT_EQ(Compare(bad, Level::kFull).size(), 1);
+  }
+}
+
+// Scans take rows together, and long ones in parts.
+TEST_P(PassesTest, RowsOfAllLengths) {
+  constexpr int64_t kRows = 70, kWidth = 5000;
+  constexpr int64_t kLengths[] = {1, 15, 16, 17, 500, 2048, 2049, kWidth};
+  Generator generate(4);
+  for (int round = 0; round < 60 && !HasFailure(); ++round) {
+    Batch b;
+    b.page_size = 1;
+    b.pages_per_seq = kWidth;
+    b.total_num_pages = kRows * kWidth;
+    b.num_seqs = kRows;
+    b.max_num_tokens = kRows;
+    b.page_indices.resize(kRows * kWidth);
+    std::iota(b.page_indices.begin(), b.page_indices.end(), 0);
+    b.cu_q_lens.resize(kRows + 1);
+    std::iota(b.cu_q_lens.begin(), b.cu_q_lens.end(), 0);
+    for (int64_t s = 0; s < kRows; ++s) {
+      const int64_t length = kLengths[generate.Draw(0, 7)];
+      b.kv_lens.push_back(static_cast<int32_t>(
+          generate.OneIn(5) ? length : std::min<int64_t>(length, 17)));
+    }
+    EXPECT_TRUE(Compare(b, Level::kFull).empty());
+    const int64_t longest =
+        std::ranges::max_element(b.kv_lens) - b.kv_lens.begin();
+    for (int64_t n = generate.Draw(1, 3); n > 0; --n) {
+      const int64_t s =
+          generate.OneIn(2) ? longest : generate.Draw(0, kRows - 1);
+      const int64_t t = generate.Draw(0, kRows - 1);
+      b.page(s, generate.Draw(0, b.kv_lens[s] - 1)) =
+          generate.OneIn(3) ? -1 : b.page(t, b.kv_lens[t] - 1);
+    }
+    Compare(b, Level::kFull);
+  }
+}
+
+// More pages are written than any filter takes.
+TEST_P(PassesTest, ManyPagesWritten) {
+  constexpr int32_t kWritten = 20001;
+  Batch b;
+  b.page_size = 1;
+  b.pages_per_seq = kWritten;
+  b.total_num_pages = int64_t{1} << 20;
+  b.num_seqs = 2;
+  b.kv_lens = {kWritten, 101};
+  b.cu_q_lens = {0, kWritten, kWritten + 1};
+  b.max_num_tokens = kWritten + 1;
+  for (int32_t i = 0; i < 2 * kWritten; ++i) b.page_indices.push_back(7 * i);
+  EXPECT_TRUE(Compare(b, Level::kFull).empty());
+  b.page(1, 99) = b.page(0, 12345);
+  b.page(0, 7) = b.page(0, 20000);
   EXPECT_EQ(Compare(b, Level::kFull),
             std::multiset<Fault>(
-                {{0, 500, CheckCode::kSharedPageWritten, 500 << 17, 1}}));
+                {{0, 20000, CheckCode::kPageWrittenTwice, 7 * 20000, 0},
+                 {1, 99, CheckCode::kSharedPageWritten, 7 * 12345, 0}}));
 }
 
 // Marks must not survive a call.
@@ -428,9 +492,10 @@ TEST_P(PassesTest, CallsLeaveNoTrace) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, PassesTest, testing::ValuesIn(Isas()),
+INSTANTIATE_TEST_SUITE_P(Scanners, PassesTest,
+                         testing::ValuesIn(internal::TableScanners()),
                          [](const auto& info) {
-                           return std::string(IsaName(info.param));
+                           return std::string(info.param->name);
                          });
 
 }  // namespace

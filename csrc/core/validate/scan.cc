@@ -8,12 +8,10 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/isa.h"
 #include "csrc/core/validate.h"
 #include "csrc/core/validate/page_bits.h"
 #include "csrc/core/validate/rules.h"
 #include "csrc/core/validate/table_scan.h"
-#include "csrc/core/x86.h"
 
 namespace pagemill::internal {
 namespace {
@@ -39,15 +37,6 @@ ScanMemory& MemoryOfThread() {
   return memory;
 }
 
-const TableScanner& ScannerFor(Isa isa) {
-#if PAGEMILL_X86
-  if (isa == Isa::kAvx512) return kAvx512TableScanner;
-  if (isa == Isa::kAvx2) return kAvx2TableScanner;
-#endif
-  (void)isa;
-  return kPortableTableScanner;
-}
-
 // Divides by the page size; the usual power of two costs a shift.
 class Pages {
  public:
@@ -67,8 +56,8 @@ class Pages {
 
 }  // namespace
 
-Scan::Scan(const BatchView& batch, Level level, Isa isa)
-    : batch_(batch), scanner_(ScannerFor(isa)), memory_(MemoryOfThread()) {
+Scan::Scan(const BatchView& batch, Level level, const TableScanner& scanner)
+    : batch_(batch), scanner_(scanner), memory_(MemoryOfThread()) {
   const size_t rows = static_cast<size_t>(batch.num_seqs);
   AtLeast(memory_.flags, rows);
   AtLeast(memory_.hits, rows);
@@ -93,7 +82,8 @@ TableScan Scan::Table(const uint32_t* marks) {
           .num_rows = batch_.num_seqs,
           .total_num_pages = static_cast<uint32_t>(batch_.total_num_pages),
           .marks = marks,
-          .filter = filtered_ ? memory_.filter.words() : nullptr,
+          .filter = filter_bits_ != 0 ? memory_.filter.data() : nullptr,
+          .filter_bits = filter_bits_,
           .flags = memory_.flags.data(),
           .hits = memory_.hits.data()};
 }
@@ -147,13 +137,26 @@ bool Scan::ScanLengths() {
   return any;
 }
 
+void Scan::ChooseFilter() {
+  for (const TableFilter& filter :
+       std::span(scanner_.filters, scanner_.num_filters)) {
+    if (batch_.total_num_pages > filter.max_pages_without &&
+        num_written_ <= filter.max_written) {
+      filter_bits_ = filter.bits;
+      return;
+    }
+  }
+}
+
 void Scan::MarkWritten() {
   memory_.marks.Reserve(batch_.total_num_pages);
   marked_ = true;
-  // Of a filter with few bits set most pages need no second look.
-  filtered_ = batch_.total_num_pages > kMaxPagesUnfiltered &&
-              num_written_ <= kFilterBits / 8;
-  if (filtered_) memory_.filter.Reserve(kFilterBits);
+  ChooseFilter();
+  memory_.filter.assign(filter_bits_ / 32, 0);
+  const auto add_to_filter = [words = memory_.filter.data(),
+                              low = filter_bits_ - 1](uint32_t page) {
+    words[(page & low) / 32] |= uint32_t{1} << (page % 32);
+  };
   WrittenSlot* const first =
       AtLeast(memory_.written, static_cast<size_t>(num_written_));
   WrittenSlot* next = first;
@@ -169,7 +172,7 @@ void Scan::MarkWritten() {
       const uint32_t page = static_cast<uint32_t>(pages[slot]);
       if (page >= total) continue;
       *next++ = {static_cast<int32_t>(seq), slot, pages[slot]};
-      if (filtered_) memory_.filter.Set(page % kFilterBits);
+      if (filter_bits_ != 0) add_to_filter(page);
       if (!memory_.marks.Set(page)) {
         memory_.written_twice.push_back(pages[slot]);
       }
@@ -180,9 +183,7 @@ void Scan::MarkWritten() {
 
 void Scan::ClearWritten() {
   for (const WrittenSlot& slot : written_) {
-    const uint32_t page = static_cast<uint32_t>(slot.page);
-    memory_.marks.ClearAround(page);
-    if (filtered_) memory_.filter.ClearAround(page % kFilterBits);
+    memory_.marks.ClearAround(static_cast<uint32_t>(slot.page));
   }
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/isa.h"
 #include "csrc/core/validate.h"
 #include "csrc/core/validate/page_bits.h"
 #include "csrc/core/validate/table_scan.h"
@@ -35,14 +34,14 @@ struct ScanMemory {
   std::vector<int32_t> found;  // slots of a few rows
   std::vector<int32_t> ends;   // of each row's part of them
   PageBits marks;
-  PageBits filter;
+  std::vector<uint32_t> filter;
 };
 
 // One at a time in a thread.
 class Scan {
  public:
   // The batch's sizes must hold; it must outlive the scan.
-  Scan(const BatchView& batch, Level level, Isa isa);
+  Scan(const BatchView& batch, Level level, const TableScanner& scanner);
   ~Scan();
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
@@ -85,6 +84,7 @@ class Scan {
   void FindSlots(std::span<const int32_t> rows);
   TableScan Table(const uint32_t* marks);
   bool ScanLengths();
+  void ChooseFilter();
   void MarkWritten();
   void ClearWritten();
   bool ScanTokens();
@@ -95,7 +95,7 @@ class Scan {
   int64_t num_written_ = 0;  // slots, whatever their pages
   std::span<const WrittenSlot> written_;
   bool marked_ = false;
-  bool filtered_ = false;
+  uint32_t filter_bits_ = 0;  // none
   bool clean_ = false;
 };
 

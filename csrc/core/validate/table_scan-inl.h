@@ -23,40 +23,65 @@ struct RowFindings {
 inline constexpr int64_t kRowsAhead = 4;
 inline constexpr int64_t kPagesPerLine = 16;
 
-inline void Fetch(const int32_t* from, int64_t entries) {
-  for (int64_t i = 0; i < entries; i += kPagesPerLine) {
-    __builtin_prefetch(from + i);
+// How page ids are looked up among the marks.
+enum class Lookup { kNone, kMarks, kFilter };
+
+// A row's live slots.
+struct LivePages {
+  const int32_t* pages;
+  int64_t count;
+};
+
+inline LivePages PagesOf(const TableScan& scan, int64_t row) {
+  const RowSlots slots = scan.rows[row];
+  return {scan.page_indices + row * scan.pages_per_seq + slots.begin,
+          int64_t{slots.end} - slots.begin};
+}
+
+inline void FetchAhead(const TableScan& scan, int64_t row) {
+  if (row + kRowsAhead >= scan.num_rows) return;
+  const auto [pages, count] = PagesOf(scan, row + kRowsAhead);
+  for (int64_t i = 0; i < count; i += kPagesPerLine) {
+    __builtin_prefetch(pages + i);
   }
 }
 
-// How page ids are looked up among the marks.
-enum class Lookup { kNone, kMarks, kFilter };
+// Flags a row for what was found; returns the flags.
+template <Lookup kLookup>
+inline uint8_t Report(const TableScan& scan, int64_t row, RowFindings found) {
+  // Without branches: bad rows come as nobody can guess.
+  uint8_t flags = static_cast<uint8_t>(found.outside * kPageOutside);
+  if constexpr (kLookup != Lookup::kNone) {
+    scan.hits[row] = static_cast<int32_t>(found.hits);
+    const RowSlots slots = scan.rows[row];
+    const bool differs = found.hits != slots.end - slots.written;
+    flags |= static_cast<uint8_t>(differs * kBadOwnership);
+  }
+  scan.flags[row] |= flags;
+  return flags;
+}
 
 // Row::Scan<kLookup>(pages, count, scan) gives RowFindings.
 template <typename Row, Lookup kLookup>
 bool ScanRows(const TableScan& scan) {
   uint8_t any = 0;
   for (int64_t row = 0; row < scan.num_rows; ++row) {
-    const int32_t* pages = scan.page_indices + row * scan.pages_per_seq;
-    if (row + kRowsAhead < scan.num_rows) {
-      const RowSlots ahead = scan.rows[row + kRowsAhead];
-      Fetch(pages + kRowsAhead * scan.pages_per_seq + ahead.begin,
-            ahead.end - ahead.begin);
-    }
-    const RowSlots slots = scan.rows[row];
-    const RowFindings found = Row::template Scan<kLookup>(
-        pages + slots.begin, slots.end - slots.begin, scan);
-    // Without branches: bad rows come as nobody can guess.
-    uint8_t flags = static_cast<uint8_t>(found.outside * kPageOutside);
-    if constexpr (kLookup != Lookup::kNone) {
-      scan.hits[row] = static_cast<int32_t>(found.hits);
-      const bool differs = found.hits != slots.end - slots.written;
-      flags |= static_cast<uint8_t>(differs * kBadOwnership);
-    }
-    scan.flags[row] |= flags;
-    any |= flags;
+    FetchAhead(scan, row);
+    const auto [pages, count] = PagesOf(scan, row);
+    any |= Report<kLookup>(scan, row,
+                           Row::template Scan<kLookup>(pages, count, scan));
   }
   return any != 0;
+}
+
+// Row has Scan for all lookups up to kMost.
+template <typename Row, Lookup kMost>
+bool ScanTable(const TableScan& scan) {
+  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
+  if constexpr (kMost == Lookup::kFilter) {
+    if (scan.filter != nullptr) return ScanRows<Row, Lookup::kFilter>(scan);
+  }
+  return ScanRows<Row, Lookup::kMarks>(scan);
 }
 
 // Bits of the first `count` <= 64 pages.

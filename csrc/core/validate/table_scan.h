@@ -17,11 +17,13 @@ struct RowSlots {
   int32_t end;
 };
 
-// The marks of a pool that large still fit the first cache.  In front of more
-// marks a filter says which pages are worth a look at them: it has a bit per
-// page number modulo its size, and leaves room in that cache for the table.
-inline constexpr int64_t kMaxPagesUnfiltered = int64_t{1} << 18;
-inline constexpr uint32_t kFilterBits = uint32_t{1} << 17;
+// In front of many marks a filter says which pages are worth a look at them: it
+// has a bit per page number modulo its size.
+struct TableFilter {
+  uint32_t bits;              // a power of two
+  int64_t max_pages_without;  // pools of so many pages, or fewer, need none
+  int64_t max_written;  // with more pages written it keeps too few others away
+};
 
 struct TableScan {
   const int32_t* page_indices;  // [num_rows, pages_per_seq]
@@ -30,8 +32,9 @@ struct TableScan {
   int64_t num_rows;
   uint32_t total_num_pages;
   const uint32_t* marks;   // a bit per page written this step; or null
-  const uint32_t* filter;  // of the marks; or null, and some sets never use it
-  uint8_t* flags;          // [num_rows]
+  const uint32_t* filter;  // of the marks; or null
+  uint32_t filter_bits;
+  uint8_t* flags;  // [num_rows]
   // [num_rows]: live slots that name marked pages; negative where not counted.
   // Set with marks only.
   int32_t* hits;
@@ -44,6 +47,7 @@ inline constexpr uint8_t kBadOwnership = 4;  // maybe, with kPageOutside
 inline constexpr uint8_t kBadTokens = 8;     // set after the scan
 
 struct TableScanner {
+  const char* name;
   // Flags rows with a live page id out of range; with marks also rows of which
   // not exactly the written slots name marked pages.  True when it flags any.
   bool (*scan)(const TableScan& scan);
@@ -52,12 +56,16 @@ struct TableScanner {
   // and how many there are up to each row's end.
   void (*find)(const TableScan& scan, const int32_t* rows, int64_t num_rows,
                int32_t* slots, int32_t* ends);
+  // The first that suits a batch is used.
+  const TableFilter* filters;
+  int64_t num_filters;
 };
 
 extern const TableScanner kPortableTableScanner;
 #if PAGEMILL_X86
 extern const TableScanner kAvx2TableScanner;
 extern const TableScanner kAvx512TableScanner;
+extern const TableScanner kAvx512PermuteTableScanner;
 #endif
 
 }  // namespace pagemill::internal

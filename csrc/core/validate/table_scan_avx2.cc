@@ -98,14 +98,13 @@ struct Row {
   }
 };
 
-bool ScanTable(const TableScan& scan) {
-  return scan.marks == nullptr ? ScanRows<Row, Lookup::kNone>(scan)
-                               : ScanRows<Row, Lookup::kMarks>(scan);
-}
-
 }  // namespace
 
-const TableScanner kAvx2TableScanner = {ScanTable, FindSlots<Row>};
+const TableScanner kAvx2TableScanner = {.name = "avx2",
+                                        .scan = ScanTable<Row, Lookup::kMarks>,
+                                        .find = FindSlots<Row>,
+                                        .filters = nullptr,
+                                        .num_filters = 0};
 
 }  // namespace pagemill::internal
 

@@ -9,61 +9,23 @@
 #include <cstdint>
 
 #include "csrc/core/validate/table_scan-inl.h"
+#include "csrc/core/validate/table_scan_avx512-inl.h"
 
 namespace pagemill::internal {
 namespace {
 
-constexpr int64_t kVectorLanes = 16;
+// Rows are filtered piece by piece.
+constexpr int64_t kPiece = 256;
 
-inline __mmask16 FirstLanes(int64_t count) {
-  return static_cast<__mmask16>((1u << count) - 1);
+// Of pages that are in range.
+int64_t CountMarked(const int32_t* pages, int64_t count,
+                    const uint32_t* marks) {
+  int64_t hits = 0;
+  ForEachVector(pages, count, [&](__mmask16 lanes, __m512i page) {
+    hits += __builtin_popcount(Gather(lanes, page, marks));
+  });
+  return hits;
 }
-
-// Those of `lanes` whose page is in range.
-inline __mmask16 Inside(__mmask16 lanes, __m512i page,
-                        uint32_t total_num_pages) {
-  // Unsigned: negatives wrap high.
-  return _mm512_mask_cmplt_epu32_mask(
-      lanes, page, _mm512_set1_epi32(static_cast<int>(total_num_pages)));
-}
-
-// Those of `lanes` whose page has its bit set.
-inline __mmask16 LookUp(__mmask16 lanes, __m512i page, const uint32_t* bits) {
-  const __m512i words = _mm512_mask_i32gather_epi32(
-      _mm512_setzero_si512(), lanes, _mm512_maskz_srli_epi32(lanes, page, 5),
-      bits, 4);
-  // A rotation counts modulo 32 by itself.
-  return _mm512_test_epi32_mask(
-      words,
-      _mm512_maskz_rolv_epi32(lanes, _mm512_maskz_set1_epi32(lanes, 1), page));
-}
-
-// Pages that passed the filter, whose marks are looked up together.
-class Candidates {
- public:
-  static constexpr int64_t kCapacity = 256;
-
-  void Add(__mmask16 lanes, __m512i page) {
-    _mm512_storeu_si512(pages_ + count_,
-                        _mm512_maskz_compress_epi32(lanes, page));
-    count_ += __builtin_popcount(lanes);
-  }
-
-  int64_t CountMarked(const uint32_t* marks) const {
-    int64_t hits = 0;
-    for (int64_t i = 0; i < count_; i += kVectorLanes) {
-      const __mmask16 lanes =
-          FirstLanes(count_ - i < kVectorLanes ? count_ - i : kVectorLanes);
-      hits += __builtin_popcount(
-          LookUp(lanes, _mm512_maskz_loadu_epi32(lanes, pages_ + i), marks));
-    }
-    return hits;
-  }
-
- private:
-  uint32_t pages_[kCapacity + kVectorLanes];
-  int64_t count_ = 0;
-};
 
 struct Row {
   static constexpr int64_t kLanes = kVectorLanes;
@@ -75,9 +37,8 @@ struct Row {
       return ScanSome<kLookup>(pages, count, scan);
     }
     RowFindings all = {false, 0};
-    for (int64_t i = 0; i < count; i += Candidates::kCapacity) {
-      const int64_t some =
-          count - i < Candidates::kCapacity ? count - i : Candidates::kCapacity;
+    for (int64_t i = 0; i < count; i += kPiece) {
+      const int64_t some = count - i < kPiece ? count - i : kPiece;
       const RowFindings found = ScanSome<kLookup>(pages + i, some, scan);
       all.outside |= found.outside;
       all.hits += found.hits;
@@ -96,52 +57,44 @@ struct Row {
                          const TableScan& scan) {
     const __mmask16 lanes = FirstLanes(count);
     const __m512i page = _mm512_maskz_loadu_epi32(lanes, pages);
-    return LookUp(Inside(lanes, page, scan.total_num_pages), page, scan.marks);
+    return Gather(Inside(lanes, page, scan.total_num_pages), page, scan.marks);
   }
 
  private:
   template <Lookup kLookup>
   static RowFindings ScanSome(const int32_t* pages, int64_t count,
                               const TableScan& scan) {
-    const __m512i filter_low = _mm512_set1_epi32(kFilterBits - 1);
-    Candidates candidates;
+    const __m512i filter_low = _mm512_set1_epi32(kCacheFilter.bits - 1);
+    int32_t passed[kPiece + kVectorLanes];
+    int64_t num_passed = 0;
     uint32_t outside = 0;
     int64_t hits = 0;
-    const auto block = [&](__mmask16 lanes, __m512i page) {
+    ForEachVector(pages, count, [&](__mmask16 lanes, __m512i page) {
       const __mmask16 inside = Inside(lanes, page, scan.total_num_pages);
       outside |= static_cast<uint32_t>(inside ^ lanes);
       if constexpr (kLookup == Lookup::kMarks) {
-        hits += __builtin_popcount(LookUp(inside, page, scan.marks));
+        hits += __builtin_popcount(Gather(inside, page, scan.marks));
       } else if constexpr (kLookup == Lookup::kFilter) {
-        candidates.Add(
-            LookUp(inside, _mm512_and_si512(page, filter_low), scan.filter),
-            page);
+        num_passed += Append(
+            Gather(inside, _mm512_and_si512(page, filter_low), scan.filter),
+            page, passed + num_passed);
       }
-    };
-    int64_t i = 0;
-    for (; i + kVectorLanes <= count; i += kVectorLanes) {
-      block(0xffff, _mm512_loadu_si512(pages + i));
-    }
-    if (i < count) {
-      const __mmask16 lanes = FirstLanes(count - i);
-      block(lanes, _mm512_maskz_loadu_epi32(lanes, pages + i));
-    }
+    });
     if constexpr (kLookup == Lookup::kFilter) {
-      hits = candidates.CountMarked(scan.marks);
+      hits = CountMarked(passed, num_passed, scan.marks);
     }
     return {outside != 0, hits};
   }
 };
 
-bool ScanTable(const TableScan& scan) {
-  if (scan.marks == nullptr) return ScanRows<Row, Lookup::kNone>(scan);
-  return scan.filter == nullptr ? ScanRows<Row, Lookup::kMarks>(scan)
-                                : ScanRows<Row, Lookup::kFilter>(scan);
-}
-
 }  // namespace
 
-const TableScanner kAvx512TableScanner = {ScanTable, FindSlots<Row>};
+const TableScanner kAvx512TableScanner = {
+    .name = "avx512",
+    .scan = ScanTable<Row, Lookup::kFilter>,
+    .find = FindSlots<Row>,
+    .filters = &kCacheFilter,
+    .num_filters = 1};
 
 }  // namespace pagemill::internal
 

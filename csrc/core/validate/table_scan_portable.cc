@@ -49,13 +49,13 @@ struct Row {
   }
 };
 
-bool ScanTable(const TableScan& scan) {
-  return scan.marks == nullptr ? ScanRows<Row, Lookup::kNone>(scan)
-                               : ScanRows<Row, Lookup::kMarks>(scan);
-}
-
 }  // namespace
 
-const TableScanner kPortableTableScanner = {ScanTable, FindSlots<Row>};
+const TableScanner kPortableTableScanner = {
+    .name = "portable",
+    .scan = ScanTable<Row, Lookup::kMarks>,
+    .find = FindSlots<Row>,
+    .filters = nullptr,
+    .num_filters = 0};
 
 }  // namespace pagemill::internal

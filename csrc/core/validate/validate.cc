@@ -15,6 +15,8 @@
 #include "csrc/core/validate/passes.h"
 #include "csrc/core/validate/rules.h"
 #include "csrc/core/validate/scan.h"
+#include "csrc/core/validate/scanners.h"
+#include "csrc/core/validate/table_scan.h"
 
 namespace pagemill {
 namespace {
@@ -30,12 +32,13 @@ constexpr CheckInfo kChecks[] = {
 
 // An unknown name in PAGEMILL_CPU_ISA is for the operations to report, which
 // can; checks give the same answer on every instruction set.
-Isa IsaOfChecks() {
-  static const Isa isa = [] {
+const internal::TableScanner& ScannerOfChecks() {
+  static const internal::TableScanner& scanner = []() -> const auto& {
     const Result<Isa> chosen = DefaultIsa();
-    return chosen.ok() ? chosen.value() : Isas().front();
+    return internal::TableScannerFor(chosen.ok() ? chosen.value()
+                                                 : Isas().front());
   }();
-  return isa;
+  return scanner;
 }
 
 bool Holds(const BatchView& batch, Level level, const internal::Scan& scan) {
@@ -48,14 +51,15 @@ bool Holds(const BatchView& batch, Level level, const internal::Scan& scan) {
 
 }  // namespace
 
-bool internal::Accepts(const BatchView& batch, Level level, Isa isa) {
-  return SizesHold(batch) && Holds(batch, level, Scan(batch, level, isa));
+bool internal::Accepts(const BatchView& batch, Level level,
+                       const TableScanner& scanner) {
+  return SizesHold(batch) && Holds(batch, level, Scan(batch, level, scanner));
 }
 
 std::vector<Violation> internal::Locate(const BatchView& batch, Level level,
-                                        Isa isa) {
+                                        const TableScanner& scanner) {
   if (!SizesHold(batch)) return LocateSizes(batch);
-  Scan scan(batch, level, isa);
+  Scan scan(batch, level, scanner);
   return LocateRows(batch, level, scan);
 }
 
@@ -67,7 +71,7 @@ std::string_view Violation::remedy() const {
 
 std::vector<Violation> Validate(const BatchView& batch, Level level) {
   if (!internal::SizesHold(batch)) return internal::LocateSizes(batch);
-  internal::Scan scan(batch, level, IsaOfChecks());
+  internal::Scan scan(batch, level, ScannerOfChecks());
   if (Holds(batch, level, scan)) return {};
   return internal::LocateRows(batch, level, scan);
 }

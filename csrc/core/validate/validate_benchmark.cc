@@ -1,5 +1,5 @@
-// What proving a batch costs, per instruction set, next to reading its live
-// page slots once.
+// What proving a batch costs, with each scan of the table, next to reading its
+// live page slots once.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -12,9 +12,10 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/isa.h"
 #include "csrc/core/validate.h"
 #include "csrc/core/validate/passes.h"
+#include "csrc/core/validate/scanners.h"
+#include "csrc/core/validate/table_scan.h"
 
 namespace pagemill {
 namespace {
@@ -84,11 +85,12 @@ struct Batch {
   std::vector<int32_t> kv_lens, page_indices, cu_q_lens;
 };
 
-void Accept(benchmark::State& state, Isa isa, Level level) {
+void Accept(benchmark::State& state, const internal::TableScanner& scanner,
+            Level level) {
   const Batch batch(state.range(0), state.range(1));
   const BatchView view = batch.View();
   for (auto _ : state) {
-    if (!internal::Accepts(view, level, isa)) {
+    if (!internal::Accepts(view, level, scanner)) {
       state.SkipWithError("a good batch is refused");
       break;
     }
@@ -96,13 +98,14 @@ void Accept(benchmark::State& state, Isa isa, Level level) {
 }
 
 // Both passes, as Validate makes them.
-void Reject(benchmark::State& state, Isa isa, Level level) {
+void Reject(benchmark::State& state, const internal::TableScanner& scanner,
+            Level level) {
   Batch batch(state.range(0), state.range(1));
   batch.Damage();
   const BatchView view = batch.View();
   size_t found = 0;
   for (auto _ : state) {
-    found = internal::Locate(view, level, isa).size();
+    found = internal::Locate(view, level, scanner).size();
     benchmark::DoNotOptimize(found);
   }
   state.counters["offenders"] = static_cast<double>(found);
@@ -143,15 +146,15 @@ void Shapes(benchmark::internal::Benchmark* benchmark) {
 
 [[maybe_unused]] const bool registered = [] {
   Shapes(benchmark::RegisterBenchmark("ReadLiveSlots", ReadLiveSlots));
-  for (const Isa isa : Isas()) {
+  for (const internal::TableScanner* scanner : internal::TableScanners()) {
     for (const Level level : {Level::kStructure, Level::kFull}) {
       const std::string suffix =
           std::string(level == Level::kFull ? "Full/" : "Structure/") +
-          std::string(IsaName(isa));
+          scanner->name;
       Shapes(benchmark::RegisterBenchmark(("Accept" + suffix).c_str(), Accept,
-                                          isa, level));
+                                          *scanner, level));
       Shapes(benchmark::RegisterBenchmark(("Reject" + suffix).c_str(), Reject,
-                                          isa, level));
+                                          *scanner, level));
     }
   }
   return true;

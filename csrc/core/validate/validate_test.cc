@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "csrc/core/batch_view.h"
-#include "csrc/core/isa.h"
 #include "csrc/core/validate/passes.h"
+#include "csrc/core/validate/scanners.h"
+#include "csrc/core/validate/table_scan.h"
 #include "csrc/core/validate/test_batch.h"
 
 namespace pagemill {
@@ -23,12 +24,12 @@ namespace {
 // The one violation, on which all instruction sets agree.
 Violation Only(const Batch& batch) {
   const std::vector<Violation> found = batch.Check();
-  for (const Isa isa : Isas()) {
-    EXPECT_FALSE(internal::Accepts(batch.View(), Level::kFull, isa))
-        << IsaName(isa);
+  for (const internal::TableScanner* scanner : internal::TableScanners()) {
+    EXPECT_FALSE(internal::Accepts(batch.View(), Level::kFull, *scanner))
+        << scanner->name;
     const std::vector<Violation> same =
-        internal::Locate(batch.View(), Level::kFull, isa);
-    EXPECT_EQ(FormatViolations(same), FormatViolations(found)) << IsaName(isa);
+        internal::Locate(batch.View(), Level::kFull, *scanner);
+    EXPECT_EQ(FormatViolations(same), FormatViolations(found)) << scanner->name;
   }
   EXPECT_EQ(found.size(), 1u) << FormatViolations(found);
   return found.empty() ? Violation{} : found.front();
