@@ -216,14 +216,17 @@ void Planner::SetRows(std::span<const SequenceHandle> handles,
 }
 
 Status Planner::PlaceRows(StepBuffer& buffer) {
-  const Status status =
-      pool_->BeginStep(buffer.order, options_.sizes.pages_per_seq, buffer.step,
-                       [&](size_t row, const PagePool::Placed& seq) {
-                         buffer.WriteRow(row, seq);
-                         if (options_.track_delta) AddDelta(row, seq);
-                         layouts_[row] = seq.sequence.layout;
-                         lengths_[row] = seq.length();
-                       });
+  const Status status = pool_->BeginStep(
+      buffer.order, options_.sizes.pages_per_seq, buffer.step,
+      [&](size_t row, const PagePool::Placed& seq) {
+        buffer.PrefetchPages(row, seq);
+      },
+      [&](size_t row, const PagePool::Placed& seq) {
+        buffer.WriteRow(row, seq);
+        if (options_.track_delta) AddDelta(row, seq);
+        layouts_[row] = seq.sequence.layout;
+        lengths_[row] = seq.length();
+      });
   if (!status.ok()) return status;
   for (const auto& other : buffers_) {
     if (other != nullptr) other->MarkAllStale();

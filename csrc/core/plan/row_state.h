@@ -16,6 +16,11 @@ class RowState {
            trimmed_ == seq.sequence.trimmed;
   }
 
+  // So many of its slots hold the sequence's pages, unless it shrank.
+  int32_t SlotsHeld(const PagePool::Placed& seq) const {
+    return layout_ == seq.sequence.layout ? slots_ : 0;
+  }
+
   // Brings the row to the sequence's `slots` pages: calls write(from, to) for
   // the slots to write, clear(from, to) for those to make dead, and trim(from,
   // to) where the sequence's windows have moved between the two lengths.
@@ -24,7 +29,7 @@ class RowState {
             Clear&& clear, Trim&& trim) {
     const Sequence& now = seq.sequence;
     const bool same = layout_ == now.layout;
-    const int32_t from = same ? slots_ : 0;
+    const int32_t from = SlotsHeld(seq);
     if (from < slots) write(from, slots);
     if (slots < slots_) clear(slots, slots_);
     if (same && trimmed_ < now.trimmed) trim(trimmed_, now.trimmed);

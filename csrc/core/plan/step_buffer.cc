@@ -50,6 +50,18 @@ void StepBuffer::WriteRow(size_t row, const PagePool::Placed& seq) {
   WriteTokens(begin, field(Field::kCuQLens)[row + 1] - begin, seq);
 }
 
+void StepBuffer::PrefetchPages(size_t row, const PagePool::Placed& seq) const {
+  // What is behind them the hardware guesses.
+  constexpr int32_t kMostPages = 1024, kPagesPerLine = 16;
+  const int32_t slots =
+      static_cast<int32_t>(pool_.geometry().SlotsFor(seq.length()));
+  const int32_t from = states_[row].SlotsHeld(seq);
+  const int32_t to = std::min(slots, from + kMostPages);
+  for (int32_t slot = from; slot < to; slot += kPagesPerLine) {
+    __builtin_prefetch(seq.pages() + slot * groups_);
+  }
+}
+
 void StepBuffer::WriteDecodes() {
   const int32_t* kv_lens = field(Field::kKvLens);
   int32_t* positions = field(Field::kPositions);
@@ -102,6 +114,12 @@ void StepBuffer::WriteTokens(int32_t begin, int32_t count,
   int32_t* positions = field(Field::kPositions) + begin;
   int32_t* slots = field(Field::kSlotMapping) + begin;
   const int64_t first = seq.length() - count;
+  if (count == 1 && groups_ == 1) {  // the usual case, too short for loops
+    positions[0] = static_cast<int32_t>(first);
+    slots[0] = static_cast<int32_t>(seq.sequence.tail * page_size +
+                                    geometry.Remainder(first));
+    return;
+  }
   for (int64_t i = 0; i < count; ++i) {
     positions[i] = static_cast<int32_t>(first + i);
   }

@@ -25,6 +25,8 @@ class StepBuffer {
   // WriteDecodes for all, and Finish.
   void Begin(int32_t decodes);
   void WriteRow(size_t row, const PagePool::Placed& seq);
+  // Fetches what WriteRow will copy.
+  void PrefetchPages(size_t row, const PagePool::Placed& seq) const;
   // Rows that each got one token: kv_lens is set, and slot_mapping holds the
   // rows' last pages.
   void WriteDecodes();

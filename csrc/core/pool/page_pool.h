@@ -125,15 +125,16 @@ class PagePool {
   };
 
   // Appends counts[row] >= 1 tokens to handles[row], all or none, and calls
-  // visit(row, Placed) for each while the pool is locked.  Errors name row r as
+  // visit(row, Placed) for each while the pool is locked; prefetch(row, Placed)
+  // some rows before, with the sequence as it was.  Errors name row r as
   // requests[order[r]].
   //   kInvalidArgument: a bad, repeated, swapped out or copy-pending handle,
   //     or a sequence that would need more than max_pages pages;
   //   kResourceExhausted: too few free pages, with the shortage.
   // step.handles, step.counts and room for step.lengths are inputs.
-  template <typename Visit>
+  template <typename Prefetch, typename Visit>
   Status BeginStep(std::span<const int32_t> order, int64_t max_pages,
-                   PoolStep& step, Visit visit) {
+                   PoolStep& step, Prefetch prefetch, Visit visit) {
     std::lock_guard lock(mutex_);
     if (Status status = CheckRows(order, max_pages, step); !status.ok()) {
       return status;
@@ -141,10 +142,15 @@ class PagePool {
     step.changed.clear();
     OpenStep(step);
     const size_t rows = step.handles.size();
+    const auto sequence = [&](size_t row) -> Sequence& {
+      return sequences_[SlotOf(step.handles[row])];
+    };
     for (size_t row = 0; row < rows; ++row) {
-      if (row + 8 < rows) PrefetchDetails(step.handles[row + 8]);
-      if (row + 3 < rows) PrefetchPages(step.handles[row + 3]);
-      Sequence& seq = sequences_[SlotOf(step.handles[row])];
+      // First where a sequence's pages are told, then, once that is there, they
+      // themselves.
+      if (row + 8 < rows) __builtin_prefetch(sequence(row + 8).details.get());
+      if (row + 3 < rows) prefetch(row + 3, Placed{sequence(row + 3)});
+      Sequence& seq = sequence(row);
       Place(seq, row, step);
       visit(row, Placed{seq});
     }
@@ -271,14 +277,6 @@ class PagePool {
                  int64_t max_pages, bool twice) const;
   void OpenStep(PoolStep& step);
   void Place(Sequence& seq, size_t row, PoolStep& step);
-  // First where a sequence's pages are told, then, once that is there, they
-  // themselves.
-  void PrefetchDetails(SequenceHandle handle) const {
-    __builtin_prefetch(sequences_[SlotOf(handle)].details.get());
-  }
-  void PrefetchPages(SequenceHandle handle) const {
-    __builtin_prefetch(sequences_[SlotOf(handle)].pages().data());
-  }
   bool AppendOnes(Left left, int64_t max_pages, PoolStep& step, int32_t* tails);
   void TakeForOnes(const PoolStep& step, int32_t* tails);
   void UndoOnes(const PoolStep& step, size_t rows);

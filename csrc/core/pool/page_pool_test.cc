@@ -36,8 +36,9 @@ struct Step {
     step.lengths = lengths.data();
     std::vector<int32_t> order(step.handles.size());
     std::iota(order.begin(), order.end(), 0);
-    return pool.BeginStep(order, max_pages, step,
-                          [](size_t, const PagePool::Placed&) {});
+    return pool.BeginStep(
+        order, max_pages, step, [](size_t, auto) {},
+        [](size_t, const PagePool::Placed&) {});
   }
 
   PoolStep step;
