@@ -34,7 +34,6 @@ from pagemill.kernels.common.chip import chip
 from pagemill.kernels.common.exp2_softmax import LANES
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
 from pagemill.kernels.common.merge import merge_states
-from pagemill.kernels.common.page_table import fit_page_table
 from pagemill.kernels.ragged_paged_attention import (
     decode_part,
     decode_rows,
@@ -44,7 +43,7 @@ from pagemill.kernels.ragged_paged_attention.decode_shape import (
     DecodeShape,
     fit_block_pages,
     fit_splits,
-    scalar_operands,
+    fit_table,
 )
 from pagemill.kernels.ragged_paged_attention.decode_state import (
     BUFFER,
@@ -102,11 +101,11 @@ def decode_attention(
         tree = jnp.zeros((1,), jnp.int32)
     else:
         tree = lax.bitcast_convert_type(tree_mask, jnp.int32).reshape(-1)
-    table = fit_page_table(
+    table = fit_table(
         page_indices.shape[0],
+        shape.seqs,
+        tree.shape[0],
         block_pages=shape.block_pages,
-        buffers=shape.buffers,
-        others=scalar_operands(shape.seqs, tree.shape[0]),
         tuning=tuning,
     )
     static = Static(shape, block, table, params, tree=tree_mask is not None)

@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 from pagemill.kernels.common.kv_block import KVBlock
+from pagemill.kernels.common.page_table import PageTable, fit_page_table
 from pagemill.params import Tuning
 
 LANES = 128
@@ -157,9 +158,22 @@ def fit_splits(
     return cores if few and long else 1
 
 
-def scalar_operands(seqs: int, tree_words: int) -> tuple[int, ...]:
-    """Entries of the kernel's scalar operands but page_indices."""
-    return seqs, seqs, 1, tree_words
+def fit_table(
+    entries: int,
+    seqs: int,
+    tree_words: int,
+    *,
+    block_pages: int,
+    tuning: Tuning,
+) -> PageTable:
+    """The page table next to the kernel's other scalar operands."""
+    return fit_page_table(
+        entries,
+        block_pages=block_pages,
+        buffers=BUFFERS,
+        others=(seqs, seqs, 1, tree_words),
+        tuning=tuning,
+    )
 
 
 def buffer_bytes(block: KVBlock, pages: int) -> int:

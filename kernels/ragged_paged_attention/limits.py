@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from pagemill.errors import Problem
 from pagemill.kernels.common.kv_block import KVBlock, kv_block
-from pagemill.kernels.common.page_table import PageTable, fit_page_table
+from pagemill.kernels.common.page_table import PageTable
 from pagemill.kernels.common.scalar_memory import SMEM_LIMIT
 from pagemill.kernels.ragged_paged_attention import decode_shape, prefill_shape
 from pagemill.kv_cache import KVLayout
@@ -96,11 +96,11 @@ def _decode_table(
     words = 1
     if call.get("tree_mask") is not None:
         words = call["S"] * (tuning.num_decode_queries or 1)
-    return fit_page_table(
+    return decode_shape.fit_table(
         call["S"] * call["P"],
+        call["S"],
+        words,
         block_pages=decode_shape.fit_block_pages(block, call["P"], tuning),
-        buffers=decode_shape.BUFFERS,
-        others=decode_shape.scalar_operands(call["S"], words),
         tuning=tuning,
     )
 
@@ -109,12 +109,8 @@ def _prefill_table(
     call: Mapping[str, Any], block: KVBlock, tuning: Tuning
 ) -> PageTable:
     shape = _prefill(call, block, tuning)
-    return fit_page_table(
-        call["S"] * call["P"],
-        block_pages=shape.block_pages,
-        buffers=prefill_shape.BUFFERS,
-        others=prefill_shape.scalar_operands(shape.tiles, call["S"]),
-        tuning=tuning,
+    return prefill_shape.fit_table(
+        call["S"] * call["P"], call["S"], shape, tuning
     )
 
 

@@ -27,7 +27,6 @@ from jax.experimental.pallas import tpu as pltpu
 from pagemill.kernels.common import masking
 from pagemill.kernels.common.exp2_softmax import LOG2_E
 from pagemill.kernels.common.kv_block import kv_block
-from pagemill.kernels.common.page_table import fit_page_table
 from pagemill.kernels.ragged_paged_attention import (
     prefill_columns,
     prefill_rows,
@@ -37,7 +36,7 @@ from pagemill.kernels.ragged_paged_attention.prefill_shape import (
     BUFFERS,
     PrefillShape,
     fit,
-    scalar_operands,
+    fit_table,
 )
 from pagemill.kernels.ragged_paged_attention.prefill_state import (
     Edge,
@@ -95,13 +94,7 @@ def prefill_attention(
     block = kv_block(kv_pages, params, head_dim=q.shape[2])
     shape = fit(q, block, pages_per_seq, tuning, columns=columns)
     block = dataclasses.replace(block, pages=shape.block_pages)
-    table = fit_page_table(
-        page_indices.shape[0],
-        block_pages=shape.block_pages,
-        buffers=BUFFERS,
-        others=scalar_operands(shape.tiles, kv_lens.shape[0]),
-        tuning=tuning,
-    )
+    table = fit_table(page_indices.shape[0], kv_lens.shape[0], shape, tuning)
     static = Static(
         shape,
         block,

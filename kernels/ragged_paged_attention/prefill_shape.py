@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from pagemill.kernels.common.chip import chip
 from pagemill.kernels.common.kv_block import KVBlock
+from pagemill.kernels.common.page_table import PageTable, fit_page_table
 from pagemill.params import Tuning
 
 LANES = 128
@@ -160,9 +161,17 @@ def _whole_lanes(queries: int, group: int) -> int:
     return queries
 
 
-def scalar_operands(tiles: int, seqs: int) -> tuple[int, ...]:
-    """Entries of the kernel's scalar operands but page_indices."""
-    return tiles, tiles, seqs, seqs + 1, 1
+def fit_table(
+    entries: int, seqs: int, shape: PrefillShape, tuning: Tuning
+) -> PageTable:
+    """The page table next to the kernel's other scalar operands."""
+    return fit_page_table(
+        entries,
+        block_pages=shape.block_pages,
+        buffers=BUFFERS,
+        others=(shape.tiles, shape.tiles, seqs, seqs + 1, 1),
+        tuning=tuning,
+    )
 
 
 def vmem_bytes(shape: PrefillShape) -> int:
